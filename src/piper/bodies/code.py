@@ -1,0 +1,73 @@
+"""ChunkCode: the captured code of one chunk and what its surroundings ask of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from piper.plan.body_spec import TensorSpec
+
+
+@dataclass(frozen=True)
+class ChunkInput:
+    """One input of a chunk: `param` marks parameters, `grad` that its gradient is wanted."""
+
+    spec: TensorSpec
+    param: bool
+    requires_grad: bool
+    grad: bool
+
+
+@dataclass(frozen=True)
+class ChunkCode:
+    """`graph` has a placeholder per input and one output tuple; `tangents` numbers the outputs that
+    receive a gradient."""
+
+    graph: fx.Graph
+    constants: dict[str, torch.Tensor]
+    inputs: tuple[ChunkInput, ...]
+    outputs: tuple[TensorSpec, ...]
+    tangents: tuple[int, ...]
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for chunks whose bodies are equal: the code up to names, with all inputs' facts."""
+        number: dict[fx.Node, str] = {}
+        words: list[str] = [repr(self.inputs), repr(self.tangents)]
+        for node in self.graph.nodes:
+            number[node] = f"%{len(number)}"
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
+            target = "" if node.op == "placeholder" else _identity(node.target)
+            if node.op == "get_attr":
+                target = repr(self.constants[str(node.target)])
+            words.append(f"{node.op} {target} {args!r} {kwargs!r}")
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+class _Number(str):
+    """A node's number, printed without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _identity(target: Any) -> str:
+    if isinstance(target, str):
+        return target
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    """Shape and dtype of a fake tensor; a symbolic dim 0 is dynamic, with its hint as size."""
+    dynamic = bool(tensor.dim()) and not isinstance(tensor.shape[0], int)
+    shape = tuple(n if isinstance(n, int) else int(n.node.hint) for n in tensor.shape)
+    return TensorSpec(shape, dtype_name(tensor.dtype), dynamic)

@@ -1,0 +1,179 @@
+"""AOTAutograd of one chunk: ChunkCode in, the joint graph of forward and backward out."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from piper.bodies.code import ChunkCode
+from piper.errors import TraceError
+from piper.plan.body_spec import TensorSpec
+
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Placeholders: the inputs, then the tangents. Results: the outputs, then a gradient or None per
+    input."""
+
+    graph: fx.Graph
+    module: fx.GraphModule
+    num_outputs: int
+
+
+def trace_joint(code: ChunkCode, *, device: str, run: Run | None = None) -> Joint:
+    """Trace `code` (or `run`, a function around it) forward and backward on fake tensors.
+
+    Every output leaves contiguous and shares memory with nothing; an output that receives no
+    gradient leaves detached.
+    """
+    run = run or runner(code, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fixes = _boundary_fixes(code, run, device)
+
+        def bounded(*inputs: Tensor) -> tuple[Tensor, ...]:
+            return tuple(
+                fix(out) for fix, out in zip(fixes, run(*inputs), strict=True) if out is not None
+            )
+
+        inputs, mode = fake_inputs(code, device)
+        if code.tangents:
+            joint = _trace_with_gradient(code, bounded, inputs)
+        else:
+            joint = _trace_without_gradient(code, bounded, inputs)
+    _check_no_specialization(mode)
+    return joint
+
+
+def runner(code: ChunkCode, *, device: str) -> Run:
+    """A function that runs the captured code, with its device constants moved to `device`."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(code.graph, {}))
+    for node in graph.nodes:
+        node.args = fx.node.map_aggregate(node.args, lambda a: _moved(a, device))
+        node.kwargs = fx.node.map_aggregate(node.kwargs, lambda a: _moved(a, device))
+    root = torch.nn.Module()
+    for name, constant in code.constants.items():
+        root.register_buffer(name, constant.to(device))
+    return fx.GraphModule(root, graph).forward
+
+
+def _moved(arg: Any, device: str) -> Any:
+    return torch.device(device) if isinstance(arg, torch.device) else arg
+
+
+def fake_inputs(code: ChunkCode, device: str) -> tuple[list[Tensor], FakeTensorMode]:
+    """Fresh fake tensors for the inputs; inputs with a dynamic dim 0 share one symbol per size."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    rows: dict[int, Any] = {}
+    made = []
+    for given in code.inputs:
+        spec = given.spec
+        with mode:
+            if spec.dynamic:
+                if spec.shape[0] not in rows:
+                    rows[spec.shape[0]] = _symbolic_size(mode, spec.shape[0])
+                shape = (rows[spec.shape[0]], *spec.shape[1:])
+            else:
+                shape = spec.shape
+            tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
+        made.append(tensor.requires_grad_(given.requires_grad))
+    return made, mode
+
+
+def _symbolic_size(mode: FakeTensorMode, hint: int) -> Any:
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    real = torch.empty(hint)
+    return mode.from_tensor(real, symbolic_context=context, static_shapes=False).shape[0]
+
+
+def _boundary_fixes(code: ChunkCode, run: Run, device: str) -> list[Callable[[Tensor], Tensor]]:
+    """What each output needs to leave contiguous, alone in its memory, and detached if it may."""
+    inputs, mode = fake_inputs(code, device)
+    seen = {tensor.untyped_storage()._cdata for tensor in inputs}
+    fixes: list[Callable[[Tensor], Tensor]] = []
+    with mode:
+        outputs = run(*inputs)
+    for index, out in enumerate(outputs):
+        storage = out.untyped_storage()._cdata
+        if not out.is_contiguous():
+            fix: Callable[[Tensor], Tensor] = _contiguous
+        elif storage in seen:
+            fix = torch.clone
+        else:
+            fix = _same
+        seen.add(storage)
+        fixes.append(fix if index in code.tangents else _detached(fix))
+    return fixes
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _detached(fix: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: fix(tensor.detach())
+
+
+def _trace_with_gradient(code: ChunkCode, run: Run, inputs: list[Tensor]) -> Joint:
+    class Bounded(torch.nn.Module):
+        def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+            return run(*inputs)
+
+    with contextlib.ExitStack() as stack:
+        found = aot_export_joint_with_descriptors(stack, Bounded(), tuple(inputs))
+        module = found.graph_module
+    results = next(iter(reversed(module.graph.nodes))).meta["desc"]
+    if any(type(result).__name__ == "InputMutationAOTOutput" for result in results):
+        raise _mutation()
+    tangents = sum(n.name.startswith("tangents") for n in module.graph.nodes)
+    if tangents != len(code.tangents):
+        raise AssertionError(f"{tangents} tangents for {len(code.tangents)} differentiable outputs")
+    return Joint(module.graph, module, len(code.outputs))
+
+
+def _trace_without_gradient(code: ChunkCode, run: Run, inputs: list[Tensor]) -> Joint:
+    with torch.no_grad():
+        functional = torch.func.functionalize(lambda *args: run(*args), remove="mutations")
+        module = make_fx(functional)(*inputs)
+    if any(node.target is torch.ops.aten.copy_.default for node in module.graph.nodes):
+        raise _mutation()
+    return Joint(module.graph, module, len(code.outputs))
+
+
+def _mutation() -> TraceError:
+    return TraceError(
+        "an input of the chunk is changed in place",
+        legal="write the result to a new tensor: x = x + y instead of x += y",
+    )
+
+
+def _check_no_specialization(mode: FakeTensorMode) -> None:
+    shapes = mode.shape_env
+    if shapes.guards or shapes.replacements:
+        rule = str(shapes.guards[0].expr) if shapes.guards else str(shapes.replacements)
+        raise TraceError(
+            "the code fixes the number of rows",
+            details=[f"it holds only if {rule}"],
+            legal="use -1 or x.shape[0] only through operators that keep rows apart",
+        )
+
+
+def dynamic(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(spec.shape, spec.dtype, True)

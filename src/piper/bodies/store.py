@@ -1,0 +1,90 @@
+"""The store of bodies: asks for each distinct one once, keeps the text that travels to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from piper.bodies.code import ChunkCode, spec_of
+from piper.bodies.codec import content_hash, decode, encode
+from piper.bodies.joint import trace_joint
+from piper.bodies.partition import Half, partition
+from piper.bodies.routed import Routing, route
+from piper.plan.body_spec import BodySpec, ChunkBodies, TensorSpec
+
+
+class BodyStore:
+    """Bodies by content hash. Chunks with equal code, shapes and device share theirs."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self._made: dict[tuple[str, str, Routing | None], ChunkBodies] = {}
+
+    def chunk(self, code: ChunkCode, *, device: str, routing: Routing | None = None) -> ChunkBodies:
+        key = (code.key, device, routing)
+        if key not in self._made:
+            self._made[key] = self._build(code, device, routing)
+        return self._made[key]
+
+    def add(self, graph: fx.Graph, constants: dict[str, torch.Tensor]) -> str:
+        text = encode(graph, constants)
+        name = content_hash(text)
+        self.texts[name] = text
+        return name
+
+    def _build(self, code: ChunkCode, device: str, routing: Routing | None) -> ChunkBodies:
+        run = None
+        if routing is not None:
+            code, run = route(code, routing, device=device)
+        joint = trace_joint(code, device=device, run=run)
+        forward, backward = partition(joint, code)
+        constants = {
+            str(node.target): getattr(joint.module, str(node.target))
+            for node in joint.graph.nodes
+            if node.op == "get_attr"
+        }
+        saved = tuple(
+            spec_of(node.meta["val"])
+            for node, ref in zip(forward.results, forward.outputs, strict=True)
+            if ref.kind == "saved"
+        )
+        return ChunkBodies(
+            forward=self._spec(forward, constants),
+            backward=self._spec(backward, constants) if backward else None,
+            saved=saved,
+            outputs=code.outputs,
+            grads={i: given.spec for i, given in enumerate(code.inputs) if given.grad},
+        )
+
+    def _spec(self, half: Half, constants: dict[str, torch.Tensor]) -> BodySpec:
+        name = self.add(half.graph, constants)
+        return BodySpec(name, tuple(half.inputs), tuple(half.outputs), flops(half.graph))
+
+
+def flops(graph: fx.Graph) -> float:
+    """Floating-point operations of the matrix products in a graph, from the traced shapes."""
+    total = 0
+    for node in graph.nodes:
+        packet = getattr(node.target, "overloadpacket", None)
+        if packet in flop_registry and "val" in node.meta:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+            total += _as_int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
+        elif packet in (torch.ops.piper.grouped_mm, torch.ops.piper.grouped_mm_weight):
+            x, other, _ = (arg.meta["val"] for arg in node.args)
+            total += 2 * _as_int(x.shape[0] * x.shape[1] * other.shape[-1])
+    return float(total)
+
+
+def _as_int(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function of a body."""
+    return decode(text).forward
+
+

@@ -1,0 +1,130 @@
+"""Errors for the user: which rule was broken, where in the user's file, with what, what is legal."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from types import FrameType
+
+import msgspec
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A line of the user's own code."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        path = os.path.relpath(self.file)
+        return f"{self.file if path.startswith('..') else path}:{self.line}"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One use of a directive: its name and the line that issued it."""
+
+    name: str
+    source: Source | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.source})" if self.source else self.name
+
+
+def user_source() -> Source | None:
+    """The innermost line outside this package, or None when the package calls itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = os.path.abspath(frame.f_code.co_filename)
+        if not file.startswith(_PACKAGE) and "importlib" not in file:
+            return Source(file, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+class PiperError(ValueError):
+    """The user asked for something that cannot be; nothing was changed.
+
+    `call` is the directive or command, `requirement` its numbered requirement, `details` the nodes
+    and facts involved, `legal` what would have been accepted.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        call: Call | None = None,
+        requirement: int | None = None,
+        details: Iterable[str] = (),
+        legal: str | None = None,
+    ) -> None:
+        self.message = message
+        self.call = call
+        self.requirement = requirement
+        self.details = tuple(details)
+        self.legal = legal
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        head = f"{self.call}: {self.message}" if self.call else self.message
+        if self.requirement is not None:
+            head += f" (requirement {self.requirement})"
+        lines = [head, *(f"    {line}" for line in self.details)]
+        if self.legal:
+            lines.append(f"  legal: {self.legal}")
+        return "\n".join(lines)
+
+
+class TraceError(PiperError):
+    """The model or step cannot be captured as one graph."""
+
+
+class SelectError(PiperError):
+    """A `where(...)` names a tag that does not exist, or selects nothing."""
+
+
+class MeshError(PiperError):
+    """A mesh, axis, slice or stream is not what the directive needs."""
+
+
+class PlaceError(PiperError):
+    """A chunk on no slice, on two slices, or on slices that cannot exchange data."""
+
+
+class AxisError(PiperError):
+    """A mesh axis of a chunk that no directive owns, or that two directives own."""
+
+
+class ShardError(PiperError):
+    """A region that is not of the form whose experts can be sharded."""
+
+
+class SplitError(PiperError):
+    """A batch that cannot be cut as asked."""
+
+
+class OrderError(PiperError):
+    """An order that is cyclic, repeats a chunk, or disagrees with the placement."""
+
+
+class ScheduleError(PiperError):
+    """A schedule that does not exist for these numbers, or a table that is not one."""
+
+
+class PlanError(PiperError):
+    """A plan that breaks one of the laws that are checked before a run."""
+
+
+class RunError(PiperError):
+    """A rank failed during a run."""
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """` (did you mean 'x'?)`, or nothing if no known name is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if not near:
+        near = [k for k in known if k.lower() == name.lower()]
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -1,0 +1,71 @@
+"""Tags on model code: `annotate` around code, `tag` from outside by module names."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from piper.errors import TraceError, did_you_mean
+
+PREFIX = "piper:"  # our keys among the annotations that a node may carry
+_ATTRIBUTE = "_piper_tags"
+
+_next_value: dict[str, int] = {}
+
+
+def annotate(name: str, value: int | None = None) -> AbstractContextManager[Any]:
+    """Tag the code inside the `with`: the regions of one name count 0, 1, ... in trace order.
+
+    `with piper.annotate("PP"): ...`; regions of different names nest. Outside of tracing it does
+    nothing.
+    """
+    if value is None:
+        value = _next_value.get(name, 0)
+        _next_value[name] = value + 1
+    return torch.fx.traceback.annotate({PREFIX + name: value})
+
+
+def reset_values() -> None:
+    """Start counting regions from 0 again; each trace does."""
+    _next_value.clear()
+
+
+def tag(model: nn.Module, **tags: str | Sequence[Sequence[str] | str]) -> nn.Module:
+    """Tag whole modules from outside, without touching the model's code.
+
+    `piper.tag(model, PP=[["embed", "layers.0"], ["layers.1", "head"]], EP="layers.*.experts")`: a list
+    gives one value per entry; a pattern gives each module it matches a value of its own.
+    """
+    known = [name for name, _ in model.named_modules() if name]
+    found: dict[str, dict[str, int]] = dict(getattr(model, _ATTRIBUTE, {}))
+    for name, patterns in tags.items():
+        paths: dict[str, int] = {}
+        if isinstance(patterns, str):
+            for value, path in enumerate(_matching(patterns, known, name)):
+                paths[path] = value
+        else:
+            for value, entry in enumerate(patterns):
+                for pattern in [entry] if isinstance(entry, str) else entry:
+                    paths |= dict.fromkeys(_matching(pattern, known, name), value)
+        found[name] = paths
+    setattr(model, _ATTRIBUTE, found)
+    return model
+
+
+def _matching(pattern: str, known: list[str], name: str) -> list[str]:
+    paths = [path for path in known if fnmatch.fnmatchcase(path, pattern)]
+    if not paths:
+        raise TraceError(
+            f"tag {name}: no module is called {pattern!r}{did_you_mean(pattern, known)}"
+        )
+    return paths
+
+
+def module_tags(model: nn.Module) -> Mapping[str, Mapping[str, int]]:
+    """Tag name -> module path -> value, as `tag` was told."""
+    return getattr(model, _ATTRIBUTE, {})

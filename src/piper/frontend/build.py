@@ -1,0 +1,92 @@
+"""The logical graph of a traced program: forward and backward chunks and all Values between them."""
+
+from __future__ import annotations
+
+from piper.frontend.program import Traced, TracedChunk
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk, Node, label
+from piper.ir.values import Role, Value
+
+SEED = "one"  # the gradient of the loss with respect to itself
+
+
+def build_graph(traced: Traced) -> Graph:
+    values = {
+        name: Value(name, value.role, value.spec.shape, value.spec.dtype)
+        for name, value in traced.values.items()
+    }
+    nodes: dict[str, Node] = {}
+    backward: list[Node] = []
+    readers: dict[str, list[str]] = {}  # value -> contributions to its gradient
+    for index, chunk in enumerate(traced.chunks):
+        for name, given in zip(chunk.inputs, chunk.code.inputs, strict=True):
+            if given.grad:
+                readers.setdefault(name, []).append(gradient_name(name, index))
+    for index, chunk in enumerate(traced.chunks):
+        saved = f"saved.{index}"
+        forward = _node("F", index, chunk, chunk.inputs, chunk.outputs)
+        if chunk.code.tangents:
+            values[saved] = Value(saved, "saved")
+            forward = _node("F", index, chunk, chunk.inputs, (*chunk.outputs, saved))
+            grads = _gradients(index, chunk, traced, values)
+            tangents = _tangents(chunk, traced, values, readers)
+            inputs = (saved, *tangents)
+            backward.append(_node("B", index, chunk, inputs, grads, forward=forward.name))
+        nodes[forward.name] = forward
+    for node in reversed(backward):
+        nodes[node.name] = node
+    return Graph("logical", nodes, values, loss=traced.loss, count=traced.count)
+
+
+def gradient_name(value: str, chunk: int) -> str:
+    """What chunk `chunk` contributes to the gradient of `value`."""
+    return f"d.{value}/{chunk}"
+
+
+def _node(
+    phase: str,
+    index: int,
+    chunk: TracedChunk,
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    *,
+    forward: str = "",
+) -> Chunk:
+    return Chunk(
+        name=label(phase, chunk.tags, part=chunk.part, parts=chunk.parts),
+        phase=phase,  # type: ignore[arg-type]
+        tags=chunk.tags,
+        chunk=index,
+        part=chunk.part,
+        body=chunk.code.key,
+        inputs=inputs,
+        outputs=outputs,
+        forward=forward,
+    )
+
+
+def _gradients(
+    index: int, chunk: TracedChunk, traced: Traced, values: dict[str, Value]
+) -> tuple[str, ...]:
+    made = []
+    for name, given in zip(chunk.inputs, chunk.code.inputs, strict=True):
+        if given.grad:
+            grad = gradient_name(name, index)
+            role: Role = "param_grad" if traced.values[name].role == "param" else "grad"
+            values[grad] = Value(grad, role, given.spec.shape, given.spec.dtype, of=name)
+            made.append(grad)
+    return tuple(made)
+
+
+def _tangents(
+    chunk: TracedChunk, traced: Traced, values: dict[str, Value], readers: dict[str, list[str]]
+) -> tuple[str, ...]:
+    """All contributions to the gradients of a chunk's outputs; several to one output are added."""
+    found = []
+    for position in chunk.code.tangents:
+        name = chunk.outputs[position]
+        if name == traced.loss:
+            values[SEED] = Value(SEED, "constant", (), traced.values[name].spec.dtype, of=name)
+            found.append(SEED)
+        found += readers.get(name, [])
+    return tuple(found)

@@ -1,0 +1,213 @@
+"""Capture: the user's model and step in, one flat FX graph with the source of every input out."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from piper.errors import Source, TraceError
+from piper.frontend.annotate import reset_values
+from piper.frontend.initial import Initializers, recording
+
+Step = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a placeholder of the captured graph comes from."""
+
+    role: str  # param, buffer or batch
+    name: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The whole step as one graph, for one batch shape."""
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    origins: dict[fx.Node, Origin]
+    model: nn.Module
+    initializers: Initializers = field(repr=False)
+    loss: fx.Node
+    count: fx.Node | None
+
+
+class _Whole(nn.Module):
+    def __init__(self, model: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.model = model
+        self.step = step
+
+    def forward(self, batch: Any) -> Any:
+        return self.step(self.model, batch)
+
+
+def batch_leaves(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch by the name of their place in it."""
+    leaves, _ = pytree.tree_flatten_with_path(batch)
+    found = {}
+    for path, leaf in leaves:
+        if isinstance(leaf, Tensor):
+            found["batch" + "".join(_path_word(key) for key in path)] = leaf
+    return found
+
+
+def _path_word(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return f".{getattr(key, attribute)}"
+    return f".{key}"
+
+
+def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows: int) -> Capture:
+    """Capture `step` on a batch like `batch` with `rows` samples; no memory is taken for weights."""
+    torch._dynamo.reset()
+    reset_values()
+    mode = FakeTensorMode()
+    with mode, recording() as initializers:
+        model = make_model()
+    with mode:
+        fake_batch = pytree.tree_map(lambda leaf: _fake_leaf(leaf, rows), batch)
+    whole = _Whole(model, step)
+    with _quiet(), torch.fx.traceback.preserve_node_meta(), _readable_errors():
+        module = dynamo_graph_capture_for_export(whole)(fake_batch)
+        flat = module._dynamo_bytecode_flatten(fake_batch)
+    graph = fx.Graph()
+    results = graph.graph_copy(module.graph, {})
+    graph.output(results)
+    _remove_grad_modes(graph)
+    graph.eliminate_dead_code()
+    names = _tensor_names(model, fake_batch)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    origins = {}
+    for node, tensor in zip(placeholders, flat, strict=True):
+        if id(tensor) not in names:
+            raise TraceError(
+                f"{node.name} is neither a parameter, a buffer nor part of the batch",
+                legal="register it as a buffer of the model, or put it into the batch",
+            )
+        origins[node] = names[id(tensor)]
+    constants = {
+        str(node.target): _attribute(module, str(node.target))
+        for node in graph.nodes
+        if node.op == "get_attr"
+    }
+    loss, count = _loss_and_count(results)
+    return Capture(graph, constants, origins, model, initializers, loss, count)
+
+
+def _fake_leaf(leaf: Any, rows: int) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype)
+
+
+def _tensor_names(model: nn.Module, batch: Any) -> dict[int, Origin]:
+    names = {id(leaf): Origin("batch", name) for name, leaf in batch_leaves(batch).items()}
+    names |= {id(tensor): Origin("buffer", name) for name, tensor in model.named_buffers()}
+    return names | {id(tensor): Origin("param", name) for name, tensor in model.named_parameters()}
+
+
+def _attribute(module: nn.Module, path: str) -> Tensor:
+    found: Any = module
+    for word in path.split("."):
+        found = getattr(found, word)
+    return found
+
+
+def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
+    results = list(results) if isinstance(results, tuple | list) else [results]
+    if len(results) not in (1, 2) or not all(isinstance(r, fx.Node) for r in results):
+        raise TraceError(
+            f"step returns {len(results)} results", legal="a mean loss, or a pair (sum, count)"
+        )
+    for node in results:
+        if value_of(node).numel() != 1:
+            raise TraceError(
+                f"step returns a tensor of shape {tuple(value_of(node).shape)}",
+                legal="a mean loss, or a pair (sum, count), each with one element",
+            )
+    if not value_of(results[0]).requires_grad:
+        raise TraceError("the loss does not depend on any parameter that requires a gradient")
+    return results[0], results[1] if len(results) == 2 else None
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake result of a captured node."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def source_of(node: fx.Node) -> Source | None:
+    """The user's line that made a node."""
+    for line in reversed((node.meta.get("stack_trace") or node.stack_trace or "").splitlines()):
+        line = line.strip()
+        if line.startswith('File "') and "/torch/" not in line:
+            file, _, rest = line[len('File "') :].partition('", line ')
+            return Source(file, int(rest.split(",")[0]))
+    return None
+
+
+def _remove_grad_modes(graph: fx.Graph) -> None:
+    """Code under no_grad leaves detached, so that a cut can fall anywhere."""
+    enabled = True
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+            graph.erase_node(node)
+        elif getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast"):
+            source = source_of(node)
+            raise TraceError(
+                f"autocast is not supported ({source})" if source else "autocast is not supported",
+                legal="cast the model, or its inputs, to the dtype you want",
+            )
+        elif not enabled and node.op.startswith("call") and isinstance(value_of(node), Tensor):
+            with graph.inserting_after(node):
+                detached = graph.call_method("detach", (node,))
+            detached.meta = dict(node.meta)
+            node.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Dynamo's refusals as one error with the user's line and what to do."""
+    from torch._dynamo import exc
+
+    try:
+        yield
+    except (exc.TorchDynamoException, exc.UserError) as error:
+        stack: Any = getattr(error, "real_stack", None) or traceback.StackSummary()
+        frames = [f for f in stack if "/torch/" not in f.filename and "/piper/frontend/" not in f.filename]
+        details = [frames[-1].line.strip()] if frames and frames[-1].line else []
+        place = f" at {Source(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
+        reason, advice = _explain(str(error))
+        raise TraceError(
+            f"the model does not trace{place}: {reason}", details=details, legal=advice
+        ) from error
+
+
+def _explain(text: str) -> tuple[str, str]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0] if lines else "graph break"
+    lowered = text.lower()
+    if "data-dependent" in lowered or "dynamic control flow" in lowered or "item()" in lowered:
+        return reason, "compute both sides and choose with torch.where; keep numbers as tensors"
+    hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
+    return reason, hints[0] if hints else "code that torch.compile(fullgraph=True) accepts"

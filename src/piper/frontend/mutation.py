@@ -1,0 +1,66 @@
+"""In-place changes: allowed inside a chunk, refused where another chunk would see them."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from piper.errors import TraceError
+from piper.frontend.capture import Capture, source_of, value_of
+
+_IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("__i")}
+_IN_PLACE |= {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
+_NOT_IN_PLACE = {operator.index, operator.inv, operator.invert, operator.is_, operator.is_not}
+_IN_PLACE -= _NOT_IN_PLACE | {operator.__index__, operator.__inv__, operator.__invert__}
+
+
+def refuse_mutation(
+    nodes: Sequence[fx.Node], chunk_of: dict[fx.Node, int], capture: Capture
+) -> None:
+    """Raise if memory that is changed in place is also reached from another chunk, or is given."""
+    changes = [(node, target) for node in nodes if (target := _changed(node)) is not None]
+    if not changes:
+        return
+    homes: dict[int, set[int]] = defaultdict(set)  # memory -> chunks that touch it
+    for node in nodes:
+        for touched in (node, *node.all_input_nodes):
+            for memory in _memory(value_of(touched)):
+                homes[memory].add(chunk_of[node])
+    given = {m: node for node in capture.origins for m in _memory(value_of(node))}
+    for node, target in changes:
+        for memory in _memory(value_of(target)):
+            if memory in given:
+                origin = capture.origins[given[memory]]
+                _refuse(node, f"{origin.role} {origin.name} is changed in place")
+            if len(homes[memory]) > 1:
+                _refuse(node, f"{target.name} is changed in place, but other regions read it")
+
+
+def _changed(node: fx.Node) -> fx.Node | None:
+    """The node whose memory this one changes."""
+    out = node.kwargs.get("out")
+    if isinstance(out, fx.Node):
+        return out
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = node.target in _IN_PLACE if node.op == "call_function" else False
+    in_place = in_place or (str(name).endswith("_") and not str(name).endswith("__"))
+    if not in_place and not (node.kwargs.get("inplace") is True):
+        return None
+    first = node.args[0] if node.args else None
+    return first if isinstance(first, fx.Node) else None
+
+
+def _memory(value: Any) -> list[int]:
+    results = value if isinstance(value, tuple | list) else [value]
+    return [r.untyped_storage()._cdata for r in results if isinstance(r, Tensor)]
+
+
+def _refuse(node: fx.Node, what: str) -> None:
+    raise TraceError(
+        f"{what} ({source_of(node)})",
+        legal="write the result to a new tensor: x = x + y instead of x += y",
+    )

@@ -1,0 +1,89 @@
+"""Regions: which tags each captured node has, after untagged code has joined a region."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+from torch import fx
+
+from piper.frontend.annotate import PREFIX, module_tags
+from piper.frontend.capture import Capture
+from piper.ir.nodes import Tags
+
+Found = Mapping[str, int]
+
+
+def is_code(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method", "get_attr")
+
+
+def assign_regions(capture: Capture, *, stages: str) -> dict[fx.Node, Tags]:
+    """The tags of every node of code; `free_code` says which nodes have no region.
+
+    Code without a `stages` tag joins the stage of its latest tagged ancestor, else that of its first
+    consumer. Other tags mark only the code inside them.
+    """
+    tags = {node: _own_tags(node, capture) for node in capture.graph.nodes if is_code(node)}
+    for node in tags:
+        if node.target is operator.getitem:  # parts of a result stay with what made it
+            tags[node] = tags.get(node.args[0], tags[node])  # type: ignore[call-overload]
+    stage_of = _join(capture.graph, {n: t[stages] for n, t in tags.items() if stages in t})
+    joined: dict[fx.Node, Tags] = {}
+    for node, own in tags.items():
+        inner = tuple((name, value) for name, value in own.items() if name != stages)
+        stage = stage_of.get(node)
+        joined[node] = ((stages, stage), *inner) if stage is not None else inner
+    return joined
+
+
+def free_code(capture: Capture) -> set[fx.Node]:
+    """Code that depends on neither batch nor parameters (masks, tables): every reader has its own."""
+    free: set[fx.Node] = set()
+    for node in capture.graph.nodes:
+        if node in capture.origins:
+            if capture.origins[node].role == "buffer":
+                free.add(node)
+        elif is_code(node) and all(arg in free for arg in node.all_input_nodes):
+            free.add(node)
+    return {node for node in free if is_code(node)}
+
+
+def _own_tags(node: fx.Node, capture: Capture) -> dict[str, int]:
+    custom = node.meta.get("custom") or {}
+    own = {key.removeprefix(PREFIX): v for key, v in custom.items() if key.startswith(PREFIX)}
+    paths = _module_paths(node)
+    for name, values in module_tags(capture.model).items():
+        for path in paths:
+            if path in values:
+                own.setdefault(name, values[path])
+    return own
+
+
+def _module_paths(node: fx.Node) -> list[str]:
+    """Names of the modules that a node lies in, inner ones last."""
+    paths = []
+    for path, _ in (node.meta.get("nn_module_stack") or {}).values():
+        head, found, rest = path.partition(".model")
+        if found:
+            paths.append(rest.lstrip(".").replace("['", ".").replace("']", ""))
+    return paths
+
+
+def _join(graph: fx.Graph, tagged: dict[fx.Node, int]) -> dict[fx.Node, int]:
+    position = {node: index for index, node in enumerate(graph.nodes)}
+    latest: dict[fx.Node, fx.Node] = {}  # node -> its latest tagged ancestor, or itself
+    for node in graph.nodes:
+        if node in tagged:
+            latest[node] = node
+        else:
+            behind = [latest[arg] for arg in node.all_input_nodes if arg in latest]
+            if behind:
+                latest[node] = max(behind, key=position.__getitem__)
+    stage = {node: tagged[found] for node, found in latest.items()}
+    for node in reversed(graph.nodes):
+        if node not in stage and is_code(node):
+            ahead = [user for user in node.users if user in stage]
+            if ahead:
+                stage[node] = stage[min(ahead, key=position.__getitem__)]
+    return stage

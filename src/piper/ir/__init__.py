@@ -1,0 +1,1 @@
+"""The intermediate representation: Values, nodes, the Graph, selectors, text and JSON."""

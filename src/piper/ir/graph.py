@@ -1,0 +1,143 @@
+"""The Graph: an immutable DAG of nodes and Values, with the edges that its parts imply."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from piper.ir.nodes import Chunk, Comm, Node, Update
+from piper.ir.select import Selector
+from piper.ir.values import Value
+from piper.mesh import Mesh, Slice
+
+VERSION = 1
+
+
+class Stream(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A named in-order queue on each device."""
+
+    name: str
+    priority: Literal["normal", "high"] = "normal"
+    max_sms: int | None = None
+
+
+class Split(msgspec.Struct, frozen=True):
+    """The batch was cut into `num` along a tag."""
+
+    tag: str
+    num: int
+    origin: int
+
+
+class Order(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Groups in sequence, as `order` was told; `only` restricts them to one slice."""
+
+    groups: tuple[tuple[Selector, ...], ...]
+    origin: int
+    only: Slice | None = None
+
+
+class OrderEdge(msgspec.Struct, frozen=True):
+    """`before` runs before `after` on their slice, because directive `origin` says so."""
+
+    before: str
+    after: str
+    origin: int
+
+
+class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
+    """All computation and all communication of one training step.
+
+    Nodes stand in a topological order. *Logical*: tags, slices, owners and orders, as directives set
+    them. *Physical*: every Value is where its readers are, every Comm is a node.
+    """
+
+    level: Literal["logical", "physical"]
+    nodes: dict[str, Node]
+    values: dict[str, Value]
+    mesh: Mesh = Mesh()
+    streams: tuple[Stream, ...] = ()
+    splits: tuple[Split, ...] = ()
+    orders: tuple[Order, ...] = ()
+    edges: tuple[OrderEdge, ...] = ()
+    loss: str = ""  # the traced name of the loss, and of its count if `step` returns one
+    count: str = ""
+    version: int = VERSION
+
+    # Directives that keep tags share these two indexes with their result (see `replacing`).
+    @cached_property
+    def by_tag(self) -> dict[tuple[str, int], list[str]]:
+        found: dict[tuple[str, int], list[str]] = defaultdict(list)
+        for node in self.nodes.values():
+            for pair in node.tags:
+                found[pair].append(node.name)
+        return dict(found)
+
+    @cached_property
+    def tag_values(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = defaultdict(list)
+        for tag, value in sorted(self.by_tag):
+            found[tag].append(value)
+        return dict(found)
+
+    @cached_property
+    def producers(self) -> dict[str, list[str]]:
+        """Value -> nodes that write it: one, or every Accumulate that adds into a sum."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for node in self.nodes.values():
+            for value in node.outputs:
+                found[value].append(node.name)
+        return dict(found)
+
+    @cached_property
+    def readers(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for node in self.nodes.values():
+            for value in dict.fromkeys(node.inputs):
+                found[value].append(node.name)
+        return dict(found)
+
+    def predecessors(self, node: Node) -> list[str]:
+        """Nodes that must be complete before this one: producers, and readers of what it updates."""
+        found = [name for value in node.inputs for name in self.producers.get(value, ())]
+        if isinstance(node, Update):
+            for param in node.params:
+                found += [n for n in self.readers.get(param, ()) if n != node.name]
+        return list(dict.fromkeys(found))
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [node for node in self.nodes.values() if isinstance(node, Chunk)]
+
+    @property
+    def comms(self) -> list[Comm]:
+        return [node for node in self.nodes.values() if isinstance(node, Comm)]
+
+    def replacing(self, changed: dict[str, Node], values: dict[str, Value] | None = None) -> Graph:
+        """The same graph with some nodes (and Values) changed but not retagged; costs what changed."""
+        graph = msgspec.structs.replace(
+            self,
+            nodes={**self.nodes, **changed},
+            values={**self.values, **values} if values else self.values,
+        )
+        for name in ("by_tag", "tag_values"):
+            if name in self.__dict__:
+                graph.__dict__[name] = self.__dict__[name]
+        return graph
+
+    @property
+    def num_microbatches(self) -> int:
+        total = 1
+        for split in self.splits:
+            total *= split.num
+        return total
+
+    def microbatch(self, node: Node) -> int:
+        """Which microbatch of its data rank a node works on."""
+        index = 0
+        for split in self.splits:
+            index = index * split.num + (node.tag(split.tag) or 0)
+        return index

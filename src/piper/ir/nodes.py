@@ -1,0 +1,104 @@
+"""Nodes: computation (Chunk, Accumulate, Update), communication (Comm) and host reads (Read)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from piper.mesh import Group, Slice
+
+Phase = Literal["F", "B", "BI", "BW"]
+CommKind = Literal["send", "recv", "all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+Tags = tuple[tuple[str, int], ...]
+
+TRACED = -1  # origin of what no directive made
+COMPUTE = "compute"  # the stream of all computation
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Which directive is responsible for an axis of a node's slice, and on which stream it talks."""
+
+    axis: str
+    how: Literal["replicate", "shard"]
+    stream: str
+    origin: int
+
+
+class _Node(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind"):
+    name: str
+    tags: Tags = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    slice: Slice | None = None
+    stream: str = COMPUTE
+    origin: int = TRACED
+
+    def tag(self, name: str) -> int | None:
+        for key, value in self.tags:
+            if key == name:
+                return value
+        return None
+
+
+class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
+    """A piece of the traced code in one phase, for one microbatch.
+
+    `chunk` numbers the piece in the trace; `part` numbers it inside its region; `body` is the key of
+    its code; `forward` names the F whose saved Values a backward reads.
+    """
+
+    phase: Phase
+    chunk: int
+    part: int = 0
+    body: str = ""
+    forward: str = ""
+    owners: tuple[Owner, ...] = ()
+
+
+class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):
+    """A communication. Nodes with one `key` are the two ends of a message, or one collective."""
+
+    comm: CommKind
+    group: Group
+    key: str
+    in_place: bool = False
+    reverse: bool = False  # all_to_all: rows go back where they came from
+
+
+class Accumulate(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="accumulate"):
+    """Adds each input into the sum of the same position; the first to arrive starts the sum."""
+
+
+class Read(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="read"):
+    """The host reads token counts: rows to send to and to receive from each rank of the group."""
+
+    group: Group
+
+
+class Update(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="update"):
+    """The optimizer step of `params` from the gradients `inputs[:len(params)]`.
+
+    The divisor is `count`, or the Value that follows the gradients in `inputs`.
+    """
+
+    params: tuple[str, ...]
+    count: float | None = None
+
+
+Node = Chunk | Comm | Accumulate | Read | Update
+
+
+def label(phase: str, tags: Tags, *, part: int = 0, parts: int = 1, region: int | None = None) -> str:
+    """`F[PP=2,MB=0]`; `F[PP=2.3,MB=0]` for the fourth chunk of a region.
+
+    The part follows the last of the region's own tags; `region` says how many of `tags` those are.
+    """
+    region = len(tags) if region is None else region
+    suffix = f".{part}" if parts > 1 else ""
+    words = [f"{tag}={value}" for tag, value in tags]
+    if region:
+        words[region - 1] += suffix
+    elif suffix:
+        words.insert(0, suffix)
+    return f"{phase}[{','.join(words)}]"

@@ -1,0 +1,125 @@
+"""The text form of a graph: one line per fact, for reading and for parsing back.
+
+    graph logical
+    mesh pp=2 dp=2
+    value x_1[MB=0] activation float32[4,8] {dp: split(0)}
+    chunk F[PP=0,MB=0] (tokens[MB=0], w) -> (x_1[MB=0]) at pp=0 on compute {...}
+
+What a line does not spell out stands in braces as JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from piper.errors import PlanError
+from piper.ir.graph import Graph
+from piper.ir.nodes import COMPUTE, Node
+from piper.ir.values import Value
+from piper.mesh import Slice
+
+_HEADER = ("mesh", "streams", "splits", "orders", "edges", "loss", "count")
+_KINDS = ("chunk", "comm", "accumulate", "read", "update")
+_NODE = re.compile(
+    r"(?P<kind>\w+) (?P<name>\S+) \((?P<inputs>.*?)\) -> \((?P<outputs>.*?)\)"
+    r"(?: at (?P<slice>\S+))? on (?P<stream>\S+)(?: (?P<rest>\{.*\}))?$"
+)
+_VALUE = re.compile(
+    r"value (?P<name>\S+) (?P<role>\w+) (?P<dtype>\w+)\[(?P<shape>[\d,]*)\]"
+    r"(?: at (?P<slice>\S+))?(?: \{(?P<layout>.*?)\})?(?: of (?P<of>\S+))?(?: bound (?P<bound>\d+))?$"
+)
+
+
+def graph_to_text(graph: Graph) -> str:
+    lines = [f"graph {graph.level}"]
+    for field in _HEADER:
+        value = getattr(graph, field)
+        if value and value != type(value)():
+            lines.append(f"{field} {msgspec.json.encode(value).decode()}")
+    lines += [_value_line(value) for value in graph.values.values()]
+    lines += [node_line(node) for node in graph.nodes.values()]
+    return "\n".join(lines) + "\n"
+
+
+def _value_line(value: Value) -> str:
+    line = f"value {value.name} {value.role} {value.dtype}[{','.join(map(str, value.shape))}]"
+    if value.slice is not None:
+        line += f" at {value.slice}"
+    if value.layout:
+        line += " {" + "; ".join(f"{axis}: {layout}" for axis, layout in value.layout) + "}"
+    if value.of:
+        line += f" of {value.of}"
+    return line + (f" bound {value.bound}" if value.bound is not None else "")
+
+
+def node_line(node: Node) -> str:
+    fields: dict[str, Any] = msgspec.to_builtins(node)
+    kind = fields.pop("kind")
+    for spelled in ("name", "inputs", "outputs", "slice", "stream"):
+        fields.pop(spelled, None)
+    line = f"{kind} {node.name} ({' '.join(node.inputs)}) -> ({' '.join(node.outputs)})"
+    if node.slice is not None:
+        line += f" at {node.slice}"
+    line += f" on {node.stream}"
+    return line + (f" {msgspec.json.encode(fields).decode()}" if fields else "")
+
+
+def graph_from_text(text: str) -> Graph:
+    fields: dict[str, Any] = {"nodes": {}, "values": {}}
+    for number, line in enumerate(text.splitlines(), 1):
+        word, _, rest = line.partition(" ")
+        if not line.strip():
+            continue
+        if word == "graph":
+            fields["level"] = rest
+        elif word in _HEADER:
+            fields[word] = msgspec.json.decode(rest)
+        elif word == "value" and (match := _VALUE.match(line)):
+            value = _parse_value(match)
+            fields["values"][value["name"]] = value
+        elif word in _KINDS and (match := _NODE.match(line)):
+            node = _parse_node(match)
+            fields["nodes"][node["name"]] = node
+        else:
+            raise PlanError(f"graph text, line {number}: not understood", details=[line])
+    try:
+        return msgspec.convert(fields, type=Graph)
+    except msgspec.ValidationError as error:
+        raise PlanError(f"graph text: {error}") from None
+
+
+def _parse_slice(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    pairs = [] if text == "*" else [word.split("=") for word in text.split(",")]
+    return msgspec.to_builtins(Slice(tuple((axis, int(at)) for axis, at in pairs)))
+
+
+def _parse_value(match: re.Match[str]) -> dict[str, Any]:
+    found = match.groupdict()
+    return {
+        "name": found["name"],
+        "role": found["role"],
+        "dtype": found["dtype"],
+        "shape": [int(n) for n in found["shape"].split(",") if n],
+        "layout": [pair.split(": ") for pair in (found["layout"] or "").split("; ") if pair],
+        "slice": _parse_slice(found["slice"]),
+        "of": found["of"] or "",
+        "bound": int(found["bound"]) if found["bound"] else None,
+    }
+
+
+def _parse_node(match: re.Match[str]) -> dict[str, Any]:
+    found = match.groupdict()
+    return {
+        **(msgspec.json.decode(found["rest"]) if found["rest"] else {}),
+        "kind": found["kind"],
+        "name": found["name"],
+        "inputs": found["inputs"].split(),
+        "outputs": found["outputs"].split(),
+        "slice": _parse_slice(found["slice"]),
+        "stream": found["stream"] or COMPUTE,
+    }

@@ -1,0 +1,77 @@
+"""Values: the tensors between nodes, with their role, shape and layout per mesh axis."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from piper.mesh import Slice
+
+Role = Literal[
+    "batch",  # a leaf of the batch, given by the loader on each rank that reads it
+    "param",
+    "buffer",
+    "activation",
+    "saved",  # kept by a forward chunk for its backward
+    "grad",  # gradient of an activation
+    "param_grad",
+    "loss",
+    "count",
+    "sum",  # several nodes add into it; readers wait for all of them
+    "splits",  # host integers: rows to and from each peer
+    "wire",  # between a send and its recv
+    "constant",
+]
+
+Layout = Literal["replicated", "split(0)", "partial", "routed"]
+
+_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+class Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One tensor, on all ranks of a slice.
+
+    `of` names what a gradient or a sum belongs to: an activation or a parameter. With `bound`, dim 0
+    depends on the data: `shape[0]` is what to expect and `bound` the most it can be.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    layout: tuple[tuple[str, Layout], ...] = ()
+    of: str = ""
+    bound: int | None = None
+    slice: Slice | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _BYTES.get(self.dtype, 4)
+
+    @property
+    def bound_nbytes(self) -> int:
+        if self.bound is None:
+            return self.nbytes
+        return self.bound * math.prod(self.shape[1:]) * _BYTES.get(self.dtype, 4)
+
+    def layout_on(self, axis: str) -> Layout | None:
+        return dict(self.layout).get(axis)
+
+
+def accumulation_dtype(dtype: str) -> str:
+    """Where gradients of this dtype are summed: float64 stays, everything else is float32."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def layout_under(role: Role, owner: Literal["replicate", "shard"]) -> Layout:
+    """How a Value of this role lies along an axis that replicate or shard owns."""
+    if owner == "replicate":
+        if role in ("param", "buffer"):
+            return "replicated"
+        return "partial" if role == "param_grad" else "split(0)"
+    return "split(0)" if role in ("param", "param_grad") else "routed"

@@ -1,0 +1,68 @@
+"""Well-formedness of a graph at its level: raises PlanError with the first broken rule."""
+
+from __future__ import annotations
+
+from piper.errors import PlanError
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk, Comm
+from piper.ir.sorting import find_cycle
+
+_GIVEN = ("batch", "param", "buffer", "constant")
+
+
+def verify(graph: Graph) -> None:
+    """Every Value has a producer of its kind, every edge a node at both ends, and no cycle."""
+    for name, node in graph.nodes.items():
+        if name != node.name:
+            _broken("a node is filed under another name", name, node.name)
+        for value in (*node.inputs, *node.outputs):
+            if value not in graph.values:
+                _broken("a node names a Value that does not exist", name, value)
+        for value in node.inputs:
+            if value not in graph.producers and graph.values[value].role not in _GIVEN:
+                _broken("a Value is read but never written", name, value)
+    for value, writers in graph.producers.items():
+        role = graph.values[value].role
+        if role in _GIVEN:
+            _broken("a given Value is written", writers[0], value)
+        if len(writers) > 1 and role != "sum":
+            _broken("a Value is written twice", *writers[:2], value)
+    for edge in graph.edges:
+        if edge.before not in graph.nodes or edge.after not in graph.nodes:
+            _broken("an order edge has no node at one end", edge.before, edge.after)
+    cycle = find_cycle(graph)
+    if cycle:
+        _broken("the graph has a cycle", " -> ".join(cycle))
+    if graph.level == "physical":
+        _verify_physical(graph)
+
+
+def _verify_physical(graph: Graph) -> None:
+    for node in graph.nodes.values():
+        if node.slice is None:
+            _broken("a physical node has no slice", node.name)
+        for name in (*node.inputs, *node.outputs):
+            value = graph.values[name]
+            if value.role != "wire" and value.slice != node.slice:
+                _broken("a node touches a Value of another slice", node.name, name)
+    for edge in graph.edges:
+        if graph.nodes[edge.before].slice != graph.nodes[edge.after].slice:
+            _broken("an order edge crosses slices", edge.before, edge.after)
+    ends: dict[str, list[Comm]] = {}
+    for comm in graph.comms:
+        ends.setdefault(comm.key, []).append(comm)
+    for key, members in ends.items():
+        kinds = sorted(member.comm for member in members)
+        slices = {member.slice for member in members}
+        if kinds[0] in ("send", "recv") or kinds[-1] in ("send", "recv"):
+            if kinds != ["recv", "send"]:
+                _broken("a message needs one send and one recv", key)
+        elif slices != set(members[0].group.slices) or len(members) != len(slices):
+            _broken("a collective needs one node on each slice of its group", key)
+    for node in graph.nodes.values():
+        if isinstance(node, Chunk) and node.phase == "B" and node.forward not in graph.nodes:
+            _broken("a backward has no forward", node.name)
+
+
+def _broken(rule: str, *where: str) -> None:
+    raise PlanError(f"malformed graph: {rule}", details=where)

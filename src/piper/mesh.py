@@ -1,0 +1,118 @@
+"""Named grids of devices: names and sizes of axes in, ranks, slices and groups out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from piper.errors import MeshError, did_you_mean
+
+
+class Slice(msgspec.Struct, frozen=True, order=True):
+    """The ranks of a mesh whose coordinates on some axes are fixed; no fixed axis: all ranks."""
+
+    fixed: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis}={at}" for axis, at in self.fixed) or "*"
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset(axis for axis, _ in self.fixed)
+
+
+class Mesh(msgspec.Struct, frozen=True):
+    """Axes with sizes, in order; ranks are numbered row-major (the last axis varies fastest)."""
+
+    axes: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={size}" for axis, size in self.axes) or "(one device)"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis for axis, _ in self.axes)
+
+    @property
+    def size(self) -> int:
+        total = 1
+        for _, n in self.axes:
+            total *= n
+        return total
+
+    def size_of(self, axes: tuple[str, ...]) -> int:
+        total = 1
+        for axis in axes:
+            total *= dict(self.axes)[axis]
+        return total
+
+    def at(self, **coordinates: int) -> Slice:
+        """The slice at these coordinates: `mesh.at(pp=0)`."""
+        sizes = dict(self.axes)
+        for axis, at in coordinates.items():
+            if axis not in sizes:
+                raise MeshError(
+                    f"mesh has no axis {axis!r}{did_you_mean(axis, self.names)}",
+                    legal=f"axes {', '.join(self.names) or '(none)'}",
+                )
+            if not 0 <= at < sizes[axis]:
+                raise MeshError(
+                    f"{axis}={at} is outside the mesh", legal=f"{axis} from 0 to {sizes[axis] - 1}"
+                )
+        return Slice(tuple((a, coordinates[a]) for a in self.names if a in coordinates))
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for axis, size in reversed(self.axes):
+            rank, found[axis] = divmod(rank, size)
+        return {axis: found[axis] for axis in self.names}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        rank = 0
+        for axis, size in self.axes:
+            rank = rank * size + coordinates[axis]
+        return rank
+
+    def ranks(self, at: Slice) -> Iterator[int]:
+        fixed = dict(at.fixed)
+        choices = [[fixed[a]] if a in fixed else range(n) for a, n in self.axes]
+        for combination in itertools.product(*choices):
+            yield self.rank(dict(zip(self.names, combination, strict=True)))
+
+    def free(self, at: Slice) -> tuple[str, ...]:
+        """The axes that a slice leaves open, in mesh order."""
+        return tuple(axis for axis in self.names if axis not in at.axes)
+
+    def position(self, coordinates: Mapping[str, int], axes: tuple[str, ...]) -> int:
+        """The index of a rank along `axes`, flattened in mesh order."""
+        index = 0
+        for axis, size in self.axes:
+            if axis in axes:
+                index = index * size + coordinates[axis]
+        return index
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Who communicates: ranks of `slices` that differ only along `over`, seen from each member."""
+
+    slices: tuple[Slice, ...]
+    over: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{'|'.join(map(str, self.slices))} over {','.join(self.over) or '-'}"
+
+    def size(self, mesh: Mesh) -> int:
+        return len(self.slices) * mesh.size_of(self.over)
+
+    def ranks(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
+        """All members of the group that `rank` belongs to, ascending."""
+        own = mesh.coordinates(rank)
+        sizes = dict(mesh.axes)
+        members = []
+        for part in self.slices:
+            for combination in itertools.product(*(range(sizes[axis]) for axis in self.over)):
+                at = own | dict(zip(self.over, combination, strict=True)) | dict(part.fixed)
+                members.append(mesh.rank(at))
+        return tuple(sorted(members))

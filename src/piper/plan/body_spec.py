@@ -1,0 +1,45 @@
+"""What the compiler knows of a body without running it: its hash, its inputs and its outputs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Shape and dtype; `dynamic` means that dim 0 depends on the data."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    dynamic: bool = False
+
+
+class Ref(msgspec.Struct, frozen=True):
+    """One tensor of a chunk, as its bodies name it.
+
+    `input` i and `output` i are the chunk's own; `saved` i is kept from forward to backward;
+    `tangent` i is the gradient of output i; `grad` i the gradient of input i.
+    """
+
+    kind: Literal["input", "output", "saved", "tangent", "grad"]
+    index: int
+
+
+class BodySpec(msgspec.Struct, frozen=True):
+    """One body: content hash of its code, and what each argument and result stands for."""
+
+    hash: str
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+    flops: float
+
+
+class ChunkBodies(msgspec.Struct, frozen=True):
+    """The bodies of one chunk; `backward` is None where no gradient passes."""
+
+    forward: BodySpec
+    backward: BodySpec | None
+    saved: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    grads: dict[int, TensorSpec]
