@@ -1,0 +1,1 @@
+"""The user's objects: Program, Job and Run."""

@@ -1,0 +1,1 @@
+"""Costs of nodes in seconds: measured where they were, estimated where they were not."""

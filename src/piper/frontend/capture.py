@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
+from piper.frontend.conversion import replacing_parameters
 from piper.frontend.initial import Initializers, recording
 
 Step = Callable[[nn.Module, Any], Any]
@@ -75,7 +76,7 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
     torch._dynamo.reset()
     reset_values()
     mode = FakeTensorMode()
-    with mode, recording() as initializers:
+    with mode, replacing_parameters(), recording() as initializers:
         model = make_model()
     with mode:
         fake_batch = pytree.tree_map(lambda leaf: _fake_leaf(leaf, rows), batch)

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise, zip_longest
 
+import msgspec
+
 from piper.errors import Call, OrderError
 from piper.ir.graph import Graph, Order, OrderEdge
 from piper.ir.select import Selector, select
@@ -52,9 +54,11 @@ def _sequences(
 
 
 def _member(graph: Graph, selector: Selector, order: Order, call: Call) -> list[str]:
-    found = select(graph, selector, call=call)
     if order.only is None:
-        return found
+        return select(graph, selector, call=call)
+    # A stage through which no gradient passes has no backward, whatever the table says.
+    found = select(graph, msgspec.structs.replace(selector, phase=None), call=call)
+    found = [name for name in found if selector.matches(graph.nodes[name])]
     elsewhere = [n for n in found if graph.nodes[n].slice != order.only]
     if elsewhere:
         raise OrderError(

@@ -1,0 +1,1 @@
+"""Passes: the complete logical graph in, the physical graph and then the Plan out."""

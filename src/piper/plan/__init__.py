@@ -1,0 +1,1 @@
+"""Plans: what every rank does, as data."""

@@ -1,0 +1,63 @@
+"""Piper: programmable distributed training for PyTorch.
+
+Annotate a model, trace it, apply a strategy of directives, lower it to plans, launch. Names load when
+they are first used, so that what needs no torch starts without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from piper import schedules, strategies
+    from piper.api.job import Job
+    from piper.api.program import Program, trace
+    from piper.api.run import Run, StepResult
+    from piper.bodies.ops import grouped_mm
+    from piper.directives.schedule import Schedule
+    from piper.errors import PiperError
+    from piper.frontend.annotate import annotate, tag
+    from piper.ir.select import where
+    from piper.mesh import Mesh
+    from piper.plan.optimizers import adamw, sgd
+    from piper.plan.types import Plan
+    from piper.runtime.local import LocalPool
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Job": "piper.api.job",
+    "LocalPool": "piper.runtime.local",
+    "Mesh": "piper.mesh",
+    "PiperError": "piper.errors",
+    "Plan": "piper.plan.types",
+    "Program": "piper.api.program",
+    "Run": "piper.api.run",
+    "Schedule": "piper.directives.schedule",
+    "StepResult": "piper.api.run",
+    "adamw": "piper.plan.optimizers",
+    "annotate": "piper.frontend.annotate",
+    "grouped_mm": "piper.bodies.ops",
+    "sgd": "piper.plan.optimizers",
+    "tag": "piper.frontend.annotate",
+    "trace": "piper.api.program",
+    "where": "piper.ir.select",
+}
+_MODULES = ("schedules", "strategies")
+
+__all__ = [
+    "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "StepResult",
+    "adamw", "annotate", "grouped_mm", "schedules", "sgd", "strategies", "tag", "trace", "where",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        found = importlib.import_module(f"piper.{name}")
+    else:
+        raise AttributeError(f"module 'piper' has no attribute {name!r}")
+    globals()[name] = found
+    return found

@@ -1,0 +1,48 @@
+"""Job: a lowered program, ready to be looked at, saved and launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from piper.api.run import Run
+from piper.api.source import Source
+from piper.errors import RunError
+from piper.ir.graph import Graph
+from piper.ir.text import graph_to_text
+from piper.plan.summary import summarize
+from piper.plan.types import Plan
+from piper.runtime.local import LocalPool, LocalRun
+from piper.runtime.loopback import Loopback
+from piper.runtime.single import SingleRun
+
+
+class Job:
+    """A plan with its physical graph and the texts of its bodies."""
+
+    def __init__(
+        self, source: Source, graph: Graph, plan: Plan, bodies: Mapping[str, str]
+    ) -> None:
+        self.source = source
+        self.graph = graph
+        self.plan = plan
+        self.bodies = bodies
+
+    def summary(self) -> str:
+        return summarize(self.plan)
+
+    def as_text(self) -> str:
+        return graph_to_text(self.graph)
+
+    def launch(self, launcher: str | LocalPool = "local", **options: Any) -> Run:
+        """Start the workers: `"local"` processes, `"loopback"` in this process, or `"single"` for a
+        plan of one rank on its device. A LocalPool is used and left running."""
+        if isinstance(launcher, LocalPool):
+            return Run(self.plan, LocalRun(self.plan, self.bodies, pool=launcher))
+        if launcher == "loopback":
+            return Run(self.plan, Loopback(self.plan, self.bodies, **options))
+        if launcher == "single":
+            return Run(self.plan, SingleRun(self.plan, self.bodies))
+        if launcher == "local":
+            return Run(self.plan, LocalRun(self.plan, self.bodies))
+        raise RunError(f"no launcher is called {launcher!r}", legal="local, loopback or single")

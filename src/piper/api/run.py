@@ -1,0 +1,106 @@
+"""Run: workers that are up; batches in, losses out, and the model's tensors on request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from piper.errors import RunError
+from piper.frontend.capture import batch_leaves
+from piper.plan.types import Plan, bind
+
+
+class Workers(Protocol):
+    """What every launcher gives: all ranks of a plan, driven from here."""
+
+    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]: ...
+    def tensors(self, kind: str) -> list[dict[str, Tensor]]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The loss of a step over the whole batch, and the count it was averaged over."""
+
+    loss: float
+    count: float
+
+
+class Run:
+    """Use as a context manager: leaving it ends the workers."""
+
+    def __init__(self, plan: Plan, workers: Workers) -> None:
+        self.plan = plan
+        self.workers = workers
+
+    def step(self, batch: Any) -> StepResult:
+        """Train on one global batch."""
+        leaves = batch_leaves(batch)
+        self._check(leaves)
+        results = self.workers.step(leaves)
+        losses = {result["loss"] / result["count"] for result in results}
+        if len(losses) != 1 and all(loss == loss for loss in losses):
+            raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
+        count = results[0]["count"]
+        return StepResult(results[0]["loss"] / count, count)
+
+    def _check(self, leaves: Mapping[str, Tensor]) -> None:
+        for name, wanted in self.plan.batch.items():
+            if name not in leaves:
+                raise RunError(f"the batch has no {name}", legal=", ".join(self.plan.batch))
+            leaf = leaves[name]
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            if tuple(leaf.shape) != wanted.shape or dtype != wanted.dtype:
+                raise RunError(
+                    f"{name} is {dtype}{list(leaf.shape)}",
+                    legal=f"{wanted.dtype}{list(wanted.shape)}, as in the example batch",
+                )
+
+    def parameters(self) -> dict[str, Tensor]:
+        """All parameters, whole."""
+        return self._whole("param")
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The averaged gradients of the last step, whole."""
+        return self._whole("grad")
+
+    def differing_replicas(self) -> list[str]:
+        """Names of parameters whose copies are not bit-equal; empty is right."""
+        found = []
+        for name, parts in self._copies("param").items():
+            for copies in parts.values():
+                if any(not torch.equal(copies[0], copy) for copy in copies[1:]):
+                    found.append(name)
+        return found
+
+    def _copies(self, kind: str) -> dict[str, dict[int, list[Tensor]]]:
+        """Name -> part of dim 0 -> that part on every rank that has it."""
+        found: dict[str, dict[int, list[Tensor]]] = {}
+        for rank, tensors in enumerate(self.workers.tensors(kind)):
+            me = bind(self.plan, rank)
+            for slot in me.slots:
+                if slot.kind == kind:
+                    part, _ = me.part_of(slot, self.plan.mesh)
+                    copies = found.setdefault(slot.source, {}).setdefault(part, [])
+                    copies.append(tensors[slot.source])
+        return found
+
+    def _whole(self, kind: str) -> dict[str, Tensor]:
+        whole = {}
+        for name, parts in self._copies(kind).items():
+            pieces = [parts[part][0] for part in sorted(parts)]
+            whole[name] = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
+        return whole
+
+    def close(self) -> None:
+        self.workers.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

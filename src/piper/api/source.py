@@ -1,0 +1,87 @@
+"""Source: the user's model, batch and step, captured once per batch shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from piper.bodies.store import BodyStore
+from piper.errors import TraceError
+from piper.frontend.capture import Capture, Step, batch_leaves, capture
+from piper.frontend.program import Traced, cut_program
+from piper.plan.types import ModelTensor
+
+
+class Source:
+    """Captures at any number of rows, and the bodies made from them; nothing is made twice."""
+
+    def __init__(
+        self, make_model: Callable[[], nn.Module], batch: Any, step: Step, *, stages: str
+    ) -> None:
+        self.make_model = make_model
+        self.step = step
+        self.batch = batch
+        self.stages = stages
+        self.bodies = BodyStore()
+        self.leaves = batch_leaves(batch)
+        self.batch_size = _batch_size(self.leaves)
+        self._captures: dict[int, tuple[Capture, Traced]] = {}
+
+    def at(self, rows: int) -> tuple[Capture, Traced]:
+        """The program for batches of `rows` samples."""
+        if rows not in self._captures:
+            found = capture(self.make_model, self.batch, self.step, rows=rows)
+            self._captures[rows] = found, cut_program(found, stages=self.stages)
+        return self._captures[rows]
+
+    def local(self, rows: int) -> Traced:
+        """The same program at the size of one rank's microbatch; its structure must be the same."""
+        whole, local = self.at(self.batch_size)[1], self.at(rows)[1]
+        shapes = [_structure(traced) for traced in (whole, local)]
+        if shapes[0] != shapes[1]:
+            pairs = zip(*shapes, strict=False)
+            index = next((i for i, (a, b) in enumerate(pairs) if a != b), len(local.chunks))
+            raise TraceError(
+                f"the model's structure depends on the batch size: it differs between "
+                f"{self.batch_size} and {rows} samples",
+                details=[f"first at chunk {index} of {len(whole.chunks)}"],
+                legal="code whose branches do not read the batch's shape",
+            )
+        return local
+
+    def tensors(self) -> dict[str, ModelTensor]:
+        """All parameters and buffers of the model that a step reads, with their initializers."""
+        found, traced = self.at(self.batch_size)
+        model_tensors = {
+            **dict(found.model.named_buffers()),
+            **dict(found.model.named_parameters()),
+        }
+        made = {}
+        for name, value in traced.values.items():
+            if value.role in ("param", "buffer"):
+                graph, constants = found.initializers.body(model_tensors[name], name)
+                init = self.bodies.add(graph, constants)
+                made[name] = ModelTensor(value.spec.shape, value.spec.dtype, init)
+        return made
+
+
+def _batch_size(leaves: dict[str, Tensor]) -> int:
+    if not leaves:
+        raise TraceError("the example batch has no tensors")
+    sizes = {}
+    for name, leaf in leaves.items():
+        if leaf.dim() == 0:
+            raise TraceError(f"{name} has no batch dimension", legal="tensors with samples in dim 0")
+        sizes[name] = leaf.shape[0]
+    if len(set(sizes.values())) > 1:
+        raise TraceError(
+            "the tensors of the batch differ in their number of samples",
+            details=[f"{name}: {size}" for name, size in sizes.items()],
+        )
+    return next(iter(sizes.values()))
+
+
+def _structure(traced: Traced) -> list[Any]:
+    return [(c.tags, c.part, c.parts, c.inputs, c.outputs) for c in traced.chunks]

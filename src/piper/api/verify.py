@@ -1,0 +1,134 @@
+"""verify: a job against the user's own module on one device, in eager autograd with torch.optim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from piper.api.job import Job
+from piper.api.run import Run
+from piper.runtime.weights import initial_value
+
+LOSS_BOUND = GRADIENT_BOUND = 1e-10
+PARAMETER_BOUND = 1e-8
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gave: a loss per step, the gradients of each step, the final parameters."""
+
+    losses: list[float]
+    gradients: list[dict[str, Tensor]]
+    parameters: dict[str, Tensor]
+
+
+@dataclass
+class Errors:
+    """The largest relative errors, each with the tensor and step where it was found."""
+
+    loss: float = 0.0
+    gradient: float = 0.0
+    parameter: float = 0.0
+    differing_replicas: list[str] = field(default_factory=list)
+    worst: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> bool:
+        """Whether law 1 holds: bounds for float64, and replicas bit-equal."""
+        return (
+            self.loss <= LOSS_BOUND
+            and self.gradient <= GRADIENT_BOUND
+            and self.parameter <= PARAMETER_BOUND
+            and not self.differing_replicas
+        )
+
+
+def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
+    """Train the user's untouched module on the global microbatches, one after the other."""
+    plan, source = job.plan, job.source
+    model = source.make_model()
+    _load_initial(model, job)
+    params = dict(model.named_parameters())
+    optimizer = getattr(torch.optim, plan.optimizer.name)(
+        list(params.values()), **plan.optimizer.options
+    )
+    pieces = plan.num_data_ranks * plan.num_microbatches
+    losses, gradients = [], []
+    for batch in batches:
+        total = count = 0.0
+        for piece in range(pieces):
+            result = source.step(model, _rows(batch, piece, pieces))
+            loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
+            loss.backward()
+            total += loss.item()
+            count += float(weight)
+        for param in params.values():
+            if param.grad is not None:
+                param.grad /= count
+        losses.append(total / count)
+        gradients.append({n: p.grad.clone() for n, p in params.items() if p.grad is not None})
+        optimizer.step()
+        optimizer.zero_grad()
+    return Trained(losses, gradients, {n: p.detach().clone() for n, p in params.items()})
+
+
+def train(run: Run, batches: Sequence[Any]) -> Trained:
+    """Train a run on the same batches."""
+    losses, gradients = [], []
+    for batch in batches:
+        losses.append(run.step(batch).loss)
+        gradients.append({name: grad.clone() for name, grad in run.gradients().items()})
+    return Trained(losses, gradients, run.parameters())
+
+
+def compare(run: Run, batches: Sequence[Any], reference: Trained) -> Errors:
+    """Train a run and measure its distance from the reference."""
+    found = train(run, batches)
+    errors = Errors(differing_replicas=run.differing_replicas())
+    for step, (mine, other) in enumerate(zip(found.losses, reference.losses, strict=True)):
+        _note(errors, "loss", abs(mine - other) / max(abs(other), 1e-300), f"step {step}")
+        grads, wanted = found.gradients[step], reference.gradients[step]
+        if grads.keys() != wanted.keys():
+            name = next(iter(grads.keys() ^ wanted.keys()))
+            _note(errors, "gradient", float("inf"), f"{name} is missing")
+        for name in grads.keys() & wanted.keys():
+            where = f"{name} in step {step}"
+            _note(errors, "gradient", relative_error(grads[name], wanted[name]), where)
+    for name, value in found.parameters.items():
+        _note(errors, "parameter", relative_error(value, reference.parameters[name]), name)
+    return errors
+
+
+def relative_error(mine: Tensor, other: Tensor) -> float:
+    """Norm of the difference over the norm; not-a-number counts as infinite."""
+    scale = float(other.norm())
+    error = float((mine - other).norm()) / (scale or 1.0)
+    return error if error == error else float("inf")
+
+
+def _note(errors: Errors, what: str, error: float, where: str) -> None:
+    if not error <= getattr(errors, what):
+        setattr(errors, what, error if error == error else float("inf"))
+        errors.worst[what] = where
+
+
+def _load_initial(model: nn.Module, job: Job) -> None:
+    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    with torch.no_grad():
+        for name, spec in job.plan.tensors.items():
+            tensors[name].copy_(initial_value(name, spec, job.bodies, seed=job.plan.seed))
+
+
+def _rows(batch: Any, piece: int, pieces: int) -> Any:
+    def part(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        rows = leaf.shape[0] // pieces
+        return leaf[piece * rows : (piece + 1) * rows]
+
+    return pytree.tree_map(part, batch)

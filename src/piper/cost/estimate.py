@@ -1,0 +1,26 @@
+"""Estimates: floating-point operations and bytes in, seconds out, for a nominal device and link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk, Comm, Node
+
+FLOPS_PER_SECOND = 200e12
+BYTES_PER_SECOND = 2e12
+LINK_BYTES_PER_SECOND = 50e9
+LAUNCH = 5e-6  # what the smallest piece of work costs
+LATENCY = 10e-6  # what the smallest message costs
+
+
+def estimate(graph: Graph, node: Node, flops: Mapping[str, float]) -> float:
+    """Seconds that a node takes alone. `flops` is per body."""
+    if isinstance(node, Comm):
+        if node.comm == "recv":
+            return 0.0  # the send takes the time
+        size = sum(graph.values[name].nbytes for name in node.inputs)
+        return LATENCY + size / LINK_BYTES_PER_SECOND
+    touched = sum(graph.values[name].nbytes for name in (*node.inputs, *node.outputs))
+    work = flops.get(node.body, 0.0) if isinstance(node, Chunk) else 0.0
+    return LAUNCH + max(work / FLOPS_PER_SECOND, touched / BYTES_PER_SECOND)

@@ -1,0 +1,138 @@
+"""order: groups of nodes in sequence, given as selectors or as a schedule's table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from piper.errors import Call, MeshError, OrderError, did_you_mean
+from piper.ir.graph import Graph, Order
+from piper.ir.select import Selector
+from piper.mesh import Slice
+from piper.schedules.table import Action, Table
+
+Group = Selector | Sequence[Selector]
+
+
+def order(graph: Graph, groups: Sequence[Group], *, origin: int, call: Call) -> Graph:
+    """On each slice, run the nodes of a group after those of the group before it.
+
+    Requires:
+        1. At least two groups, each a selector or a list of selectors.
+        2. No node stands in two groups.
+        3. No later group feeds an earlier one.
+
+    Rewrite:
+        F[MB=0]  F[MB=1]  ->  F[MB=0] => F[MB=1] on every slice; nothing waits across slices
+
+    Example:
+        >>> s.order([where(MB=0), where(MB=1)])  # doctest: +SKIP
+    """
+    made = tuple((group,) if isinstance(group, Selector) else tuple(group) for group in groups)
+    if len(made) < 2 or not all(made):
+        raise OrderError(
+            f"{len(made)} groups" if len(made) < 2 else "a group is empty",
+            call=call,
+            requirement=1,
+            legal="order([where(...), where(...), ...])",
+        )
+    return _with(graph, (Order(made, origin),))
+
+
+def order_table(
+    graph: Graph,
+    table: Table,
+    *,
+    axis: str,
+    tag: str,
+    microbatch: str,
+    stages: Sequence[Sequence[int]] | None,
+    origin: int,
+    call: Call,
+) -> Graph:
+    """Run each rank of `axis` by its row of a schedule's table.
+
+    Stage i of the table is `tag`=i, or the regions `tag`=`stages[i]` one after the other.
+
+    Requires:
+        4. Row r runs on `axis`=r: stages are placed as the table says, and there are as many rows,
+           stages and microbatches as ranks, stages of the model and `microbatch` values.
+
+    Rewrite:
+        row r = 0F0 0F1 0B0 ...  ->  F[PP=0,MB=0] => F[PP=0,MB=1] => B[PP=0,MB=0] => ... at pp=r
+
+    Example:
+        >>> s.order(piper.schedules.gpipe(num_ranks=2, num_microbatches=4))  # doctest: +SKIP
+    """
+    sizes = dict(graph.mesh.axes)
+    if axis not in sizes:
+        raise MeshError(
+            f"the mesh has no axis {axis!r}{did_you_mean(axis, graph.mesh.names)}",
+            call=call,
+            requirement=4,
+            legal=f"mesh {graph.mesh}",
+        )
+    values = [(value,) for value in graph.tag_values.get(tag, [])] if stages is None else stages
+    facts = [
+        ("rows", table.num_ranks, sizes[axis], f"ranks on {axis}"),
+        ("stages", table.num_stages, len(values), f"stages of {tag}"),
+        (
+            "microbatches",
+            table.num_microbatches,
+            len(graph.tag_values.get(microbatch, [])),
+            f"values of {microbatch}",
+        ),
+    ]
+    for what, has, wanted, of in facts:
+        if has != wanted:
+            raise OrderError(
+                f"the table {table.name} has {has} {what}, but there are {wanted} {of}",
+                call=call,
+                requirement=4,
+                legal=f"a table with {wanted} {what}",
+            )
+    halves = {action.kind for row in table.rows for cell in row for action in cell} - {"F", "B"}
+    if halves:
+        raise OrderError(
+            f"the table {table.name} splits the backward ({', '.join(sorted(halves))}), which is "
+            "not supported yet",
+            call=call,
+            requirement=4,
+            legal="tables of F and B",
+        )
+    made = []
+    for rank, row in enumerate(table.rows):
+        groups = []
+        for cell in row:
+            members = [_selectors(action, values, tag, microbatch) for action in cell]
+            if len(members) == 1:
+                groups += [(selector,) for selector in members[0]]
+            elif all(len(member) == 1 for member in members):
+                groups.append(tuple(selector for member in members for selector in member))
+            else:
+                raise OrderError(
+                    f"the table {table.name} overlaps stages of several regions",
+                    call=call,
+                    requirement=4,
+                    legal="one region per stage",
+                )
+        made.append(Order(tuple(groups), origin, Slice(((axis, rank),))))
+    return _with(graph, tuple(made))
+
+
+def _selectors(
+    action: Action, values: Sequence[Sequence[int]], tag: str, microbatch: str
+) -> list[Selector]:
+    """The regions of an action in the order in which they run."""
+    regions = list(values[action.stage])
+    if action.kind != "F":
+        regions.reverse()
+    return [
+        Selector(((tag, region), (microbatch, action.microbatch)), action.kind)
+        for region in regions
+    ]
+
+
+def _with(graph: Graph, orders: tuple[Order, ...]) -> Graph:
+    return msgspec.structs.replace(graph, orders=(*graph.orders, *orders))

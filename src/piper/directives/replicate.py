@@ -1,0 +1,44 @@
+"""replicate: the same parameters on every rank of an axis, each with its share of the batch."""
+
+from __future__ import annotations
+
+from piper.directives.owning import axes_of, check_stream, own
+from piper.errors import AxisError, Call
+from piper.ir.graph import Graph
+from piper.ir.select import Selector, select
+
+DEFAULT_STREAM = "reduce"
+
+
+def replicate(
+    graph: Graph,
+    selector: Selector,
+    *,
+    over: str | tuple[str, ...],
+    zero: int,
+    reduce_stream: str | None,
+    origin: int,
+    call: Call,
+) -> Graph:
+    """Copy the selected chunks' parameters to every rank along `over`; the batch is shared out.
+
+    Requires:
+        1. `over` names axes of the mesh.
+        2. No selected chunk has another owner of those axes.
+        3. `zero` is 0: parameters, gradients and optimizer state are whole on every rank.
+
+    Rewrite:
+        param_grad {} -> param_grad {dp: partial}, which lowering turns into
+        all_reduce over dp before the Update
+
+    Example:
+        >>> s.replicate(where(PP=0, EP=None), over="dp")  # doctest: +SKIP
+    """
+    if zero != 0:
+        raise AxisError(
+            f"zero={zero} is not supported yet", call=call, requirement=3, legal="zero=0"
+        )
+    axes = axes_of(graph, over, call=call)
+    names = select(graph, selector, call=call)
+    stream = check_stream(graph, reduce_stream, call=call) if reduce_stream else DEFAULT_STREAM
+    return own(graph, names, axes, "replicate", stream=stream, origin=origin, call=call)

@@ -1,0 +1,177 @@
+"""Schedule: the object that a strategy talks to; every method is one directive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from piper.directives.complete import complete
+from piper.directives.order import Group, order, order_table
+from piper.directives.place import place
+from piper.directives.replicate import replicate
+from piper.directives.shard import shard
+from piper.directives.split import split
+from piper.errors import Call, MeshError, user_source
+from piper.ir.graph import Graph, Stream
+from piper.ir.history import Record
+from piper.ir.select import Selector
+from piper.mesh import Mesh, Slice
+from piper.schedules.table import Table
+
+
+class Schedule:
+    """A graph under construction: each directive rewrites it and is recorded with the user's line."""
+
+    def __init__(self, graph: Graph, history: Sequence[Record] = ()) -> None:
+        self.graph = graph
+        self.history = list(history)
+
+    @property
+    def tags(self) -> dict[str, list[int]]:
+        """The values of each tag in the graph."""
+        return self.graph.tag_values
+
+    def mesh(self, **axes: int) -> Mesh:
+        """Name the devices' axes and their sizes: `s.mesh(pp=2, dp=4)`.
+
+        Requires:
+            1. The schedule has no mesh yet.
+            2. Every size is at least 1.
+        """
+        call = self._call("mesh")
+        if self.graph.mesh.axes:
+            raise MeshError("the mesh is declared twice", call=call, requirement=1)
+        for axis, size in axes.items():
+            if size < 1:
+                raise MeshError(f"axis {axis} has size {size}", call=call, requirement=2)
+        made = Mesh(tuple(axes.items()))
+        self._apply(call, _show(**axes), lambda g: msgspec.structs.replace(g, mesh=made))
+        return made
+
+    def stream(
+        self,
+        name: str,
+        *,
+        priority: Literal["normal", "high"] = "normal",
+        max_sms: int | None = None,
+    ) -> str:
+        """Name a queue, with its priority and how many SMs its communication may take."""
+        call = self._call("stream")
+        if any(stream.name == name for stream in self.graph.streams):
+            raise MeshError(f"the stream {name!r} is declared twice", call=call)
+        made = Stream(name, priority, max_sms)
+        self._apply(
+            call,
+            _show(name, priority=priority, max_sms=max_sms),
+            lambda g: msgspec.structs.replace(g, streams=(*g.streams, made)),
+        )
+        return name
+
+    def place(self, selector: Selector, at: Slice) -> None:
+        call, origin = self._call("place"), len(self.history)
+        slice_code = f"mesh.at({', '.join(f'{a}={i}' for a, i in at.fixed)})"
+        self._apply(
+            call,
+            f"{selector}, {slice_code}",
+            lambda g: place(g, selector, at, origin=origin, call=call),
+        )
+
+    def replicate(
+        self,
+        selector: Selector,
+        *,
+        over: str | tuple[str, ...],
+        zero: int = 0,
+        reduce_stream: str | None = None,
+    ) -> None:
+        call, origin = self._call("replicate"), len(self.history)
+        self._apply(
+            call,
+            _show(selector, over=over, zero=zero or None, reduce_stream=reduce_stream),
+            lambda g: replicate(
+                g, selector, over=over, zero=zero, reduce_stream=reduce_stream, origin=origin, call=call
+            ),
+        )
+
+    def shard(
+        self, selector: Selector, *, over: str | tuple[str, ...], stream: str | None = None
+    ) -> None:
+        call, origin = self._call("shard"), len(self.history)
+        self._apply(
+            call,
+            _show(selector, over=over, stream=stream),
+            lambda g: shard(g, selector, over=over, stream=stream, origin=origin, call=call),
+        )
+
+    def split(self, selector: Selector, tag: str, num: int) -> None:
+        call, origin = self._call("split"), len(self.history)
+        self._apply(
+            call,
+            _show(selector, tag, num),
+            lambda g: split(g, selector, tag, num, origin=origin, call=call),
+        )
+
+    def order(
+        self,
+        groups: Sequence[Group] | Table,
+        *,
+        axis: str = "pp",
+        tag: str = "PP",
+        microbatch: str = "MB",
+        stages: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        call, origin = self._call("order"), len(self.history)
+        if isinstance(groups, Table):
+            table = groups
+            self._apply(
+                call,
+                f"piper.schedules.schedule({table.name!r}, num_ranks={table.num_ranks}, "
+                f"num_microbatches={table.num_microbatches})"
+                + (f", stages={[list(s) for s in stages]}" if stages else ""),
+                lambda g: order_table(
+                    g,
+                    table,
+                    axis=axis,
+                    tag=tag,
+                    microbatch=microbatch,
+                    stages=stages,
+                    origin=origin,
+                    call=call,
+                ),
+            )
+        else:
+            sequence = list(groups)
+            shown = ", ".join(_show_group(group) for group in sequence)
+            self._apply(
+                call, f"[{shown}]", lambda g: order(g, sequence, origin=origin, call=call)
+            )
+
+    def finish(self) -> Graph:
+        """The graph with what the user left open filled in, or the first rule it breaks."""
+        self.graph = complete(self.graph, [record.call for record in self.history])
+        return self.graph
+
+    def _call(self, name: str) -> Call:
+        return Call(name, user_source())
+
+    def _apply(self, call: Call, arguments: str, rewrite: Callable[[Graph], Graph]) -> None:
+        before = self.graph
+        self.graph = rewrite(before)
+        came = gone = 0
+        if self.graph.splits != before.splits:
+            came, gone = len(self.graph.nodes), len(before.nodes)
+        self.history.append(Record(call, arguments, added=came, removed=gone))
+
+
+def _show(*args: Any, **kwargs: Any) -> str:
+    words = [str(arg) if isinstance(arg, Selector) else repr(arg) for arg in args]
+    words += [f"{key}={value!r}" for key, value in kwargs.items() if value is not None]
+    return ", ".join(words)
+
+
+def _show_group(group: Group) -> str:
+    if isinstance(group, Selector):
+        return str(group)
+    return f"[{', '.join(map(str, group))}]"

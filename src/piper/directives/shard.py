@@ -1,0 +1,79 @@
+"""shard: experts of a region split over an axis; tokens travel to where their expert lives."""
+
+from __future__ import annotations
+
+from piper.directives.owning import axes_of, check_stream, own
+from piper.errors import Call, ShardError
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk
+from piper.ir.routing import expert_form
+from piper.ir.select import Selector, select
+
+DEFAULT_STREAM = "exchange"
+
+
+def shard(
+    graph: Graph,
+    selector: Selector,
+    *,
+    over: str | tuple[str, ...],
+    stream: str | None,
+    origin: int,
+    call: Call,
+) -> Graph:
+    """Give each rank along `over` its part of the selected regions' experts.
+
+    Requires:
+        1. `over` names axes of the mesh.
+        2. No selected chunk has another owner of those axes.
+        3. Each region is one chunk with one integer input counts[E], token-major inputs and outputs
+           [N, ...] sorted by expert with N = sum(counts), and parameters whose dim 0 is E.
+        4. E is a multiple of the number of ranks along `over`.
+
+    Rewrite:
+        F[EP=0] (x counts w) -> (y)  becomes, when lowered,
+        all_to_all(counts); read; all_to_all(x); F[EP=0] (x' counts' w/R) -> (y'); all_to_all(y')
+
+    Example:
+        >>> s.shard(where(EP="*"), over="ep")  # doctest: +SKIP
+    """
+    axes = axes_of(graph, over, call=call)
+    names = select(graph, selector, call=call)
+    size = graph.mesh.size_of(axes)
+    for name in names:
+        node = graph.nodes[name]
+        assert isinstance(node, Chunk)
+        if node.phase == "F":
+            _check_form(graph, node, size, call)
+    stream = check_stream(graph, stream, call=call) if stream else DEFAULT_STREAM
+    return own(graph, names, axes, "shard", stream=stream, origin=origin, call=call)
+
+
+def _check_form(graph: Graph, node: Chunk, size: int, call: Call) -> None:
+    form, problem = expert_form(graph, node)
+    if form is None:
+        raise ShardError(
+            f"{node.name} cannot be sharded: {problem}",
+            call=call,
+            requirement=3,
+            details=[_signature(graph, node)],
+            legal="tag only experts(rows [N, ...], counts [E]) -> [N, ...]; sort rows by expert "
+            "before the region and put them back after it",
+        )
+    if form.num_experts % size:
+        raise ShardError(
+            f"{form.num_experts} experts do not divide over {size} ranks",
+            call=call,
+            requirement=4,
+            details=[node.name],
+            legal=f"a number of ranks that divides {form.num_experts}",
+        )
+
+
+def _signature(graph: Graph, node: Chunk) -> str:
+    def show(name: str) -> str:
+        value = graph.values[name]
+        return f"{name} {value.dtype}{list(value.shape)}"
+
+    outputs = [name for name in node.outputs if graph.values[name].role != "saved"]
+    return f"({', '.join(map(show, node.inputs))}) -> ({', '.join(map(show, outputs))})"

@@ -1,0 +1,86 @@
+"""split: the batch cut into microbatches; every node once per microbatch, with a new tag."""
+
+from __future__ import annotations
+
+import msgspec
+
+from piper.errors import Call, SplitError
+from piper.ir.graph import Graph, Split
+from piper.ir.nodes import Chunk, Node
+from piper.ir.select import Selector, select
+from piper.ir.values import Value
+
+_SHARED = ("param", "buffer", "constant")  # one for all microbatches
+
+
+def split(
+    graph: Graph, selector: Selector, tag: str, num: int, *, origin: int, call: Call
+) -> Graph:
+    """Cut the batch into `num` microbatches and tag the copies `tag`=0, 1, ...
+
+    Requires:
+        1. The selector takes in all chunks: there is one batch.
+        2. `tag` is new, and `num` at least 1.
+        3. The batch, shared out over the data ranks, divides by `num` (checked when lowered).
+
+    Rewrite:
+        F[PP=0] (x) -> (y)  becomes  F[PP=0,MB=0] (x[MB=0]) -> (y[MB=0]), F[PP=0,MB=1] ...
+
+    Example:
+        >>> s.split(where(), "MB", 8)  # doctest: +SKIP
+    """
+    names = select(graph, selector, call=call)
+    if len(names) != len(graph.nodes):
+        missed = next(name for name in graph.nodes if name not in set(names))
+        raise SplitError(
+            f"{selector} leaves out {missed}", call=call, requirement=1, legal="where()"
+        )
+    if num < 1 or tag in graph.tag_values or tag in ("phase", "comm"):
+        raise SplitError(
+            f"cannot split into {num} with the tag {tag!r}",
+            call=call,
+            requirement=2,
+            legal="at least 1 microbatch, and a tag that no node has",
+        )
+    shared = {name for name, value in graph.values.items() if value.role in _SHARED}
+    nodes: dict[str, Node] = {}
+    values: dict[str, Value] = {name: graph.values[name] for name in shared}
+    for index in range(num):
+        renamed = {
+            name: name if name in shared else with_tag(name, tag, index) for name in graph.values
+        }
+        for name, value in graph.values.items():
+            if name not in shared:
+                of = renamed.get(value.of, value.of)
+                values[renamed[name]] = msgspec.structs.replace(value, name=renamed[name], of=of)
+        for node in graph.nodes.values():
+            copy = _copy(node, tag, index, renamed)
+            nodes[copy.name] = copy
+    splits = (*graph.splits, Split(tag, num, origin))
+    return msgspec.structs.replace(graph, nodes=_forwards_first(nodes), values=values, splits=splits)
+
+
+def with_tag(name: str, tag: str, value: int) -> str:
+    """`x` -> `x[MB=0]`, `F[PP=1]` -> `F[PP=1,MB=0]`."""
+    if name.endswith("[]"):
+        return f"{name[:-1]}{tag}={value}]"
+    if name.endswith("]"):
+        return f"{name[:-1]},{tag}={value}]"
+    return f"{name}[{tag}={value}]"
+
+
+def _copy(node: Node, tag: str, index: int, renamed: dict[str, str]) -> Node:
+    assert isinstance(node, Chunk)
+    return msgspec.structs.replace(
+        node,
+        name=with_tag(node.name, tag, index),
+        tags=(*node.tags, (tag, index)),
+        inputs=tuple(renamed[name] for name in node.inputs),
+        outputs=tuple(renamed[name] for name in node.outputs),
+        forward=with_tag(node.forward, tag, index) if node.forward else "",
+    )
+
+
+def _forwards_first(nodes: dict[str, Node]) -> dict[str, Node]:
+    """Copies arrive microbatch by microbatch; all forwards before all backwards reads better."""
+    return dict(sorted(nodes.items(), key=lambda item: getattr(item[1], "phase", "") != "F"))

@@ -1,0 +1,42 @@
+"""Draft: the physical graph while passes add to it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from piper.errors import PlanError
+from piper.ir.graph import Graph
+from piper.ir.nodes import Comm, Node
+from piper.ir.values import Value
+from piper.mesh import Slice
+
+
+class Draft:
+    """Nodes and Values of a physical graph, by name; `graph()` closes it."""
+
+    def __init__(self, logical: Graph) -> None:
+        self.logical = logical
+        self.nodes: dict[str, Node] = {}
+        self.values: dict[str, Value] = {}
+
+    def node(self, node: Node) -> None:
+        if node.name in self.nodes:
+            raise PlanError(f"two nodes are called {node.name}")
+        self.nodes[node.name] = node
+
+    def value(self, value: Value) -> str:
+        self.values.setdefault(value.name, value)
+        return value.name
+
+    def like(self, value: Value, name: str, at: Slice | None, **changes: object) -> str:
+        """A Value like another one, elsewhere or under another name."""
+        return self.value(msgspec.structs.replace(value, name=name, slice=at, **changes))
+
+    def graph(self) -> Graph:
+        return msgspec.structs.replace(
+            self.logical, level="physical", nodes=self.nodes, values=self.values
+        )
+
+
+def at_slice(name: str, at: Slice | None) -> str:
+    return f"{name}@{at}"

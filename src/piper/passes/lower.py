@@ -1,0 +1,62 @@
+"""lower: all passes in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from piper.errors import Call, SplitError
+from piper.ir.graph import Graph
+from piper.ir.ordering import resolve_orders
+from piper.ir.verify import verify
+from piper.mesh import Slice
+from piper.passes.bind import GetBodies, bind_bodies
+from piper.passes.gradients import update_parameters
+from piper.passes.loss import report_loss
+from piper.passes.schedule import schedule
+from piper.passes.transfers import transfer_values
+from piper.plan.body_spec import TensorSpec
+
+
+def data_axes(graph: Graph) -> tuple[str, ...]:
+    """The axes that share the batch: those that no place fixes."""
+    first = next(iter(graph.nodes.values())).slice or Slice()
+    return graph.mesh.free(first)
+
+
+def local_rows(graph: Graph, batch_size: int, calls: Sequence[Call]) -> int:
+    """Samples per microbatch on one rank; raises if the batch does not divide."""
+    data_ranks = graph.mesh.size_of(data_axes(graph))
+    pieces = data_ranks * graph.num_microbatches
+    if batch_size % pieces:
+        call = calls[graph.splits[-1].origin] if graph.splits else Call("lower")
+        raise SplitError(
+            f"a batch of {batch_size} does not divide into {data_ranks} data ranks x "
+            f"{graph.num_microbatches} microbatches",
+            call=call,
+            requirement=3,
+            legal=f"a batch that is a multiple of {pieces}",
+        )
+    return batch_size // pieces
+
+
+def lower_graph(
+    logical: Graph,
+    *,
+    bodies: GetBodies,
+    specs: Mapping[str, TensorSpec],
+    flops: Mapping[str, float],
+    calls: Sequence[Call],
+) -> Graph:
+    """The physical graph in dispatch order."""
+    draft = bind_bodies(logical, bodies, specs)
+    slices = sorted({node.slice or Slice() for node in logical.nodes.values()})
+    divisor = report_loss(draft, slices, data_axes(logical))
+    update_parameters(draft, divisor)
+    transfer_values(draft)
+    graph = draft.graph()
+    graph = msgspec.structs.replace(graph, edges=resolve_orders(graph, calls))
+    graph = schedule(graph, flops)
+    verify(graph)
+    return graph

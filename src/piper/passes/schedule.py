@@ -1,0 +1,119 @@
+"""schedule: one global order of all nodes; each slice dispatches its part of it.
+
+List scheduling on estimated costs, under the data edges and the order edges. Because every rank's
+dispatch order is a part of one topological order, ranks cannot wait for each other in a circle, and
+every pair of ranks sees its messages, and every group its collectives, in the same order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from piper.cost.estimate import estimate
+from piper.errors import PlanError
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk, Comm, Node, Update
+from piper.ir.sorting import successors
+from piper.mesh import Slice
+
+_Queue = tuple[Slice | None, str]  # the in-order queue of a slice that a node runs on
+
+
+def schedule(graph: Graph, flops: Mapping[str, float]) -> Graph:
+    """The same graph with its nodes in the order in which they are to be dispatched."""
+    return _Simulation(graph, flops).run()
+
+
+class _Simulation:
+    def __init__(self, graph: Graph, flops: Mapping[str, float]) -> None:
+        self.graph = graph
+        self.flops = flops
+        self.following = successors(graph)
+        self.together = _collectives(graph)  # node -> all nodes of its collective
+        self.missing: dict[str, int] = defaultdict(int)
+        for targets in self.following.values():
+            for target in targets:
+                self.missing[target] += 1
+        self.rank = {name: _rank(graph, node, i) for i, (name, node) in enumerate(graph.nodes.items())}
+        self.ready: dict[_Queue, list[tuple[tuple[int, int, int], str]]] = defaultdict(list)
+        self.later: dict[_Queue, list[tuple[float, tuple[int, int, int], str]]] = defaultdict(list)
+        self.free_at: dict[_Queue, float] = defaultdict(float)
+        self.inputs_at: dict[str, float] = defaultdict(float)
+        self.wake: list[tuple[float, int, _Queue]] = []
+        self.number: dict[_Queue, int] = {}
+        self.order: list[str] = []
+
+    def run(self) -> Graph:
+        for name in self.graph.nodes:
+            if self.missing[name] == 0:
+                self._arrived(name)
+        while self.wake:
+            now, _, queue = heapq.heappop(self.wake)
+            self._advance(queue, now)
+        if len(self.order) != len(self.graph.nodes):
+            left = next(name for name in self.graph.nodes if name not in set(self.order))
+            raise PlanError(f"{left} can never start")
+        nodes = {name: self.graph.nodes[name] for name in self.order}
+        return msgspec.structs.replace(self.graph, nodes=nodes)
+
+    def _arrived(self, name: str) -> None:
+        """All inputs of a node are there; a collective also waits for its other members."""
+        members = self.together.get(name, (name,))
+        if any(self.missing[member] > 0 for member in members):
+            return
+        at = max(self.inputs_at[member] for member in members)
+        leader = members[0]
+        queue = self._queue(leader)
+        heapq.heappush(self.later[queue], (at, self.rank[leader], leader))
+        self._wake(max(at, self.free_at[queue]), queue)
+
+    def _wake(self, at: float, queue: _Queue) -> None:
+        heapq.heappush(self.wake, (at, self.number.setdefault(queue, len(self.number)), queue))
+
+    def _queue(self, name: str) -> _Queue:
+        node = self.graph.nodes[name]
+        return node.slice, node.stream
+
+    def _advance(self, queue: _Queue, now: float) -> None:
+        later, ready = self.later[queue], self.ready[queue]
+        if self.free_at[queue] > now:
+            if ready or later:
+                self._wake(self.free_at[queue], queue)
+            return
+        while later and later[0][0] <= now:
+            _, rank, name = heapq.heappop(later)
+            heapq.heappush(ready, (rank, name))
+        if ready:
+            self._start(heapq.heappop(ready)[1], now)
+        if ready or later:
+            self._wake(max(now, self.free_at[queue], 0 if ready else later[0][0]), queue)
+
+    def _start(self, name: str, now: float) -> None:
+        for member in self.together.get(name, (name,)):
+            end = now + estimate(self.graph, self.graph.nodes[member], self.flops)
+            self.free_at[self._queue(member)] = end
+            self.order.append(member)
+            for target in self.following[member]:
+                self.inputs_at[target] = max(self.inputs_at[target], end)
+                self.missing[target] -= 1
+                if self.missing[target] == 0:
+                    self._arrived(target)
+
+
+def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
+    members: dict[str, list[str]] = defaultdict(list)
+    for comm in graph.comms:
+        if comm.comm not in ("send", "recv") and len(comm.group.slices) > 1:
+            members[comm.key].append(comm.name)
+    return {name: tuple(names) for names in members.values() for name in names}
+
+
+def _rank(graph: Graph, node: Node, index: int) -> tuple[int, int, int]:
+    """What runs first when several could: what frees memory, then early microbatches."""
+    later = isinstance(node, Chunk) and node.phase == "F"
+    last = isinstance(node, Update) or (isinstance(node, Comm) and node.comm == "all_reduce")
+    return (2 if last else int(later), graph.microbatch(node), index)

@@ -1,0 +1,174 @@
+"""Local: one process per rank on this machine, driven over a socket each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Listener, wait
+from typing import Any
+
+from torch import Tensor
+
+from piper.errors import RunError
+from piper.plan.types import Plan, bind
+from piper.runtime.shares import share_of
+
+START_SECONDS = 120
+REPLY_SECONDS = 600
+EXIT_SECONDS = 10
+
+
+class LocalPool:
+    """Worker processes that wait for plans of their number of ranks; many plans, one after another."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._folder = tempfile.mkdtemp(prefix="piper-")
+        key = secrets.token_bytes(16)
+        address = os.path.join(self._folder, "driver")
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.connections: list[Connection] = []
+        with Listener(address, family="AF_UNIX", backlog=num_ranks, authkey=key) as listener:
+            for rank in range(num_ranks):
+                self.processes.append(self._spawn(rank, address, key))
+            try:
+                self._accept(listener)
+            except BaseException:
+                self.close()
+                raise
+
+    def _spawn(self, rank: int, address: str, key: bytes) -> subprocess.Popen[bytes]:
+        environment = {
+            "GLOO_SOCKET_IFNAME": "lo",
+            **os.environ,
+            "PIPER_KEY": key.hex(),
+            "OMP_NUM_THREADS": "1",
+        }
+        store = os.path.join(self._folder, "store")
+        command = [sys.executable, "-m", "piper.runtime.process"]
+        command += [str(rank), str(self.num_ranks), address, store]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+
+    def _accept(self, listener: Listener) -> None:
+        """Wait for every process to call; give up when one has died or time is over."""
+        found: dict[int, Connection] = {}
+        deadline = time.monotonic() + START_SECONDS
+        socket: Any = listener._listener._socket  # type: ignore[attr-defined]
+        socket.settimeout(0.2)
+        while len(found) < self.num_ranks:
+            with contextlib.suppress(TimeoutError):
+                connection = listener.accept()
+                found[connection.recv()] = connection
+            for rank, process in enumerate(self.processes):
+                if process.poll() is not None:
+                    raise RunError(f"rank {rank} ended at its start (exit code {process.returncode})")
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(self.num_ranks)) - found.keys())
+                raise RunError(f"ranks {missing} did not start within {START_SECONDS} s")
+        self.connections = [found[rank] for rank in range(self.num_ranks)]
+
+    def ask(self, messages: list[Any]) -> list[Any]:
+        """Send each rank its message and collect all answers; any failure ends the pool."""
+        try:
+            for connection, message in zip(self.connections, messages, strict=True):
+                connection.send(message)
+            return self._collect()
+        except BaseException:
+            self.close()
+            raise
+
+    def _collect(self) -> list[Any]:
+        answers: dict[int, Any] = {}
+        rank_of = {id(c): rank for rank, c in enumerate(self.connections)}
+        deadline = time.monotonic() + REPLY_SECONDS
+        while len(answers) < self.num_ranks:
+            missing = [c for r, c in enumerate(self.connections) if r not in answers]
+            ready = wait(missing, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                silent = [rank_of[id(c)] for c in missing]
+                raise RunError(f"ranks {silent} did not answer within {REPLY_SECONDS} s")
+            failures = []
+            for connection in ready:
+                rank = rank_of[id(connection)]
+                try:
+                    status, payload = connection.recv()  # type: ignore[union-attr]
+                except (EOFError, ConnectionError):
+                    code = self.processes[rank].wait(EXIT_SECONDS)
+                    status, payload = "died", f"rank {rank} ended with exit code {code}"
+                answers[rank] = payload
+                if status != "ok":
+                    failures.append((status, rank, payload))
+            if failures:
+                # A rank that raised explains more than the peers it left hanging.
+                status, rank, payload = min(failures, key=lambda f: (f[0] == "died", f[1]))
+                raise _failure(status, rank, payload)
+        return [answers[rank] for rank in range(self.num_ranks)]
+
+    def close(self) -> None:
+        for connection in self.connections:
+            with contextlib.suppress(OSError, ValueError):
+                connection.send(("close", None))
+        deadline = time.monotonic() + EXIT_SECONDS
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for connection in self.connections:
+            connection.close()
+        self.connections, self.processes = [], []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _failure(status: str, rank: int, payload: Any) -> RunError:
+    if status == "died":
+        return RunError(payload)
+    return RunError(f"rank {rank} failed{payload['where']}: {payload['error']}", details=payload["trace"])
+
+
+class LocalRun:
+    """A plan on a pool; the pool is its own unless it was given one."""
+
+    def __init__(
+        self, plan: Plan, bodies: Mapping[str, str], *, pool: LocalPool | None = None
+    ) -> None:
+        if pool is not None and pool.num_ranks != plan.mesh.size:
+            raise RunError(f"the pool has {pool.num_ranks} ranks, the plan {plan.mesh.size}")
+        self.plan = plan
+        self.own_pool = pool is None
+        self.pool = pool or LocalPool(plan.mesh.size)
+        self.ranks = [bind(plan, rank) for rank in range(plan.mesh.size)]
+        message = ("load", (plan.to_json(), dict(bodies)))
+        hashes = self.pool.ask([message] * plan.mesh.size)
+        if set(hashes) != {plan.content_hash()}:
+            raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
+
+    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
+        messages = []
+        for me in self.ranks:
+            share = share_of(self.plan, leaves, me.data_rank)
+            used = {slot.source for slot in me.slots if slot.kind == "batch"}
+            # A view would be sent with the memory of the whole batch.
+            messages.append(("step", {k: v.clone() for k, v in share.items() if k in used}))
+        return self.pool.ask(messages)
+
+    def tensors(self, kind: str) -> list[dict[str, Tensor]]:
+        return self.pool.ask([("tensors", kind)] * self.plan.mesh.size)
+
+    def close(self) -> None:
+        if self.own_pool:
+            self.pool.close()

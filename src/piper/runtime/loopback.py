@@ -1,0 +1,291 @@
+"""Loopback: all ranks in one process, on real tensors, in any order that the plan allows.
+
+The adversary picks a legal order at random, lets a stream starve for long, and overwrites freed memory
+with NaN, so that a plan with a missing wait or an early free gives wrong results or is caught here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper.errors import RunError
+from piper.plan.types import Plan
+from piper.runtime.shares import share_of
+from piper.runtime.transport import Exchange, Pending
+from piper.runtime.worker import Worker
+
+
+class LoopbackTransport:
+    """Mailboxes between the workers of one process."""
+
+    def __init__(self) -> None:
+        self.boxes: dict[tuple[Any, ...], deque[tuple[str, Tensor]]] = defaultdict(deque)
+        self.rounds: dict[tuple[Any, ...], list[_Round]] = defaultdict(list)
+        self.turn: dict[tuple[Any, ...], int] = defaultdict(int)
+
+    def start(
+        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+    ) -> Pending:
+        if exchange.task.kind == "send":
+            return _Send(self, exchange, tensors[0])
+        if exchange.task.kind == "recv":
+            return _Recv(self, exchange)
+        # The n-th collective of a communicator meets the n-th of every other member.
+        channel = (exchange.ranks, exchange.stream)
+        turn = self.turn[*channel, exchange.rank]
+        self.turn[*channel, exchange.rank] += 1
+        if turn == len(self.rounds[channel]):
+            self.rounds[channel].append(_Round(exchange.ranks, exchange.task.key))
+        found = self.rounds[channel][turn]
+        if found.key != exchange.task.key:
+            raise RunError(
+                f"rank {exchange.rank} runs {exchange.task.key} where others run {found.key}"
+            )
+        found.join(exchange, tensors, splits)
+        return _Collective(found, exchange)
+
+
+@dataclass
+class _Send:
+    transport: LoopbackTransport
+    exchange: Exchange
+    tensor: Tensor
+
+    def ready(self) -> bool:
+        return True
+
+    def finish(self) -> list[Tensor]:
+        exchange = self.exchange
+        box = self.transport.boxes[exchange.rank, exchange.peer, exchange.stream]
+        box.append((exchange.task.key, self.tensor.clone()))
+        return []
+
+
+@dataclass
+class _Recv:
+    transport: LoopbackTransport
+    exchange: Exchange
+
+    @property
+    def box(self) -> deque[tuple[str, Tensor]]:
+        return self.transport.boxes[self.exchange.peer, self.exchange.rank, self.exchange.stream]
+
+    def ready(self) -> bool:
+        return bool(self.box)
+
+    def finish(self) -> list[Tensor]:
+        key, tensor = self.box.popleft()
+        if key != self.exchange.task.key:
+            raise RunError(
+                f"rank {self.exchange.rank} received {key} where it expected "
+                f"{self.exchange.task.key}: sends in another order than receives"
+            )
+        return [tensor]
+
+
+@dataclass
+class _Round:
+    """One collective: what each member brought, and, once all are there, what each gets."""
+
+    ranks: tuple[int, ...]
+    key: str
+    brought: dict[int, list[Tensor]] = field(default_factory=dict)
+    splits: dict[int, list[list[int]] | None] = field(default_factory=dict)
+    results: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def join(
+        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+    ) -> None:
+        send, receive = splits or (None, None)
+        if splits and exchange.task.reverse:
+            send, receive = receive, send
+        self.brought[exchange.rank] = tensors
+        self.splits[exchange.rank] = [send, receive] if send and receive else None
+
+    def complete(self, kind: str) -> None:
+        if self.results:
+            return
+        if kind == "all_reduce":
+            for index in range(len(self.brought[self.ranks[0]])):
+                total = self.brought[self.ranks[0]][index].clone()
+                for rank in self.ranks[1:]:
+                    total += self.brought[rank][index]
+                for rank in self.ranks:
+                    self.results.setdefault(rank, []).append(total.clone())
+            return
+        parts = {rank: self._cut(rank) for rank in self.ranks}
+        for index, rank in enumerate(self.ranks):
+            rows = torch.cat([parts[sender][index] for sender in self.ranks])
+            self.results[rank] = [rows]
+
+    def _cut(self, rank: int) -> Sequence[Tensor]:
+        """One rank's rows per receiver; without splits, equal parts."""
+        (tensor,) = self.brought[rank]
+        splits = self.splits[rank]
+        if splits is None:
+            return tensor.chunk(len(self.ranks))
+        return tensor.split(splits[0])
+
+
+@dataclass
+class _Collective:
+    round: _Round
+    exchange: Exchange
+
+    def ready(self) -> bool:
+        return len(self.round.brought) == len(self.round.ranks)
+
+    def finish(self) -> list[Tensor]:
+        self.round.complete(self.exchange.task.kind)
+        results = self.round.results[self.exchange.rank]
+        shapes = [slot.shape for slot in self.exchange.outputs if slot.bound is None]
+        if len(shapes) == len(results):
+            results = [r.reshape(shape) for r, shape in zip(results, shapes, strict=True)]
+        return results
+
+
+class Loopback:
+    """All workers of a plan; `step` runs them until every task is done."""
+
+    def __init__(
+        self, plan: Plan, bodies: Mapping[str, str], *, adversary: bool = False, seed: int = 0
+    ) -> None:
+        self.plan = plan
+        self.adversary = adversary
+        self.random = random.Random(seed)
+        self.transport = LoopbackTransport()
+        self.workers = [
+            Worker(plan, rank, bodies=bodies, transport=self.transport)
+            for rank in range(plan.mesh.size)
+        ]
+
+    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
+        engines = []
+        for worker in self.workers:
+            share = share_of(self.plan, leaves, worker.me.data_rank)
+            worker.load_batch({k: v.clone() for k, v in share.items()})
+            engines.append(_Engine(worker, poison=self.adversary))
+        with torch.no_grad():
+            self._drive(engines)
+        self.transport.rounds.clear()
+        self.transport.turn.clear()
+        return [worker.results() for worker in self.workers]
+
+    def _drive(self, engines: list[_Engine]) -> None:
+        favour: dict[tuple[int, int], float] = {}
+        patience = 0
+        while True:
+            options = [(e, stream) for e in engines for stream in e.options()]
+            if not options:
+                break
+            if self.adversary:
+                if patience == 0:
+                    favour = {(e.worker.me.rank, s): self.random.random() for e, s in options}
+                    patience = self.random.randint(1, 40)
+                patience -= 1
+                options.sort(key=lambda o: favour.get((o[0].worker.me.rank, o[1]), 0.5))
+            engine, stream = options[0]
+            engine.advance(stream)
+        stuck = [engine.waiting() for engine in engines if not engine.done]
+        if stuck:
+            raise RunError("no rank can go on", details=[line for lines in stuck for line in lines])
+
+    def tensors(self, kind: str) -> list[dict[str, Tensor]]:
+        return [worker.tensors(kind) for worker in self.workers]
+
+    def close(self) -> None:
+        self.workers.clear()
+
+
+class _Engine:
+    """One rank under the engine: its streams as queues, its host dispatching tasks in order."""
+
+    def __init__(self, worker: Worker, *, poison: bool) -> None:
+        self.worker = worker
+        self.poison = poison
+        self.tasks = worker.me.tasks
+        self.queues: dict[int, deque[int]] = defaultdict(deque)
+        self.complete: set[int] = set()
+        self.pending: dict[int, Pending] = {}
+        self.dispatched = 0
+        self._dispatch()
+
+    @property
+    def done(self) -> bool:
+        return len(self.complete) == len(self.tasks)
+
+    def _dispatch(self) -> None:
+        """The host runs ahead until a task makes it read something."""
+        while self.dispatched < len(self.tasks):
+            task = self.tasks[self.dispatched]
+            self.queues[task.stream].append(self.dispatched)
+            self.dispatched += 1
+            if task.kind == "read":
+                return
+
+    def options(self) -> list[int]:
+        """The streams that can go on, those whose next task was dispatched first in front."""
+        heads = sorted((queue[0], stream) for stream, queue in self.queues.items() if queue)
+        return [stream for index, stream in heads if self._can_go_on(index)]
+
+    def _can_go_on(self, index: int) -> bool:
+        if index in self.pending:
+            return self.pending[index].ready()
+        return all(before in self.complete for before in self.tasks[index].waits)
+
+    def advance(self, stream: int) -> None:
+        index = self.queues[stream][0]
+        self._check_reads(index)
+        if index not in self.pending:
+            pending = self.worker.starts[index]()
+            if pending is not None:
+                self.pending[index] = pending
+                return
+        else:
+            self.worker.write(index, self.pending.pop(index).finish())
+        self._release(index)
+        self.queues[stream].popleft()
+        self.complete.add(index)
+        if self.tasks[index].kind == "read":
+            self._dispatch()
+
+    def _check_reads(self, index: int) -> None:
+        for slot in self.tasks[index].reads:
+            if self.worker.slots[slot] is None:
+                raise RunError(
+                    f"rank {self.worker.me.rank}: {self.tasks[index].name} reads "
+                    f"{self.worker.me.slots[slot].name}, which is not there",
+                    details=["it was not written yet, or already freed: a wait is missing"],
+                )
+
+    def _release(self, index: int) -> None:
+        if self.poison:
+            for slot in self.tasks[index].frees:
+                tensor = self.worker.slots[slot]
+                if isinstance(tensor, Tensor):
+                    tensor.fill_(_poison(tensor.dtype))
+        self.worker.release(index)
+
+    def waiting(self) -> list[str]:
+        lines = []
+        for stream, queue in self.queues.items():
+            if queue:
+                task = self.tasks[queue[0]]
+                missing = [self.tasks[w].name for w in task.waits if w not in self.complete]
+                name = self.worker.plan.streams[stream].name
+                why = f"after {', '.join(missing)}" if missing else "for its peers"
+                lines.append(f"rank {self.worker.me.rank} {name}: {task.name} waits {why}")
+        return lines
+
+
+def _poison(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max

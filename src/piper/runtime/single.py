@@ -1,0 +1,39 @@
+"""Single: the one rank of a plan, in this process, on the plan's device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from piper.errors import RunError
+from piper.plan.types import Plan
+from piper.runtime.transport import Exchange, Pending
+from piper.runtime.worker import Worker
+
+
+class _Alone:
+    """The transport of a rank that has no peers."""
+
+    def start(
+        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+    ) -> Pending:
+        raise AssertionError(f"{exchange.task.name} communicates, but there is one rank")
+
+
+class SingleRun:
+    def __init__(self, plan: Plan, bodies: Mapping[str, str]) -> None:
+        if plan.mesh.size != 1:
+            raise RunError(
+                f"the plan has {plan.mesh.size} ranks", legal="launch local, or a plan of one rank"
+            )
+        self.worker = Worker(plan, 0, bodies=bodies, transport=_Alone(), device=plan.device)
+
+    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
+        return [self.worker.step(leaves)]
+
+    def tensors(self, kind: str) -> list[dict[str, Tensor]]:
+        return [{k: v.cpu() for k, v in self.worker.tensors(kind).items()}]
+
+    def close(self) -> None:
+        self.worker.slots.clear()

@@ -1,0 +1,43 @@
+"""Transport: what a Worker asks of whatever moves bytes between ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from piper.plan.types import Slot, Task
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One communication task of one rank, with everything decided that can be."""
+
+    task: Task
+    stream: str
+    rank: int
+    ranks: tuple[int, ...]  # of the group, ascending
+    outputs: tuple[Slot, ...]
+
+    @property
+    def peer(self) -> int:
+        """The other end of a message."""
+        return self.ranks[0] if self.ranks[1] == self.rank else self.ranks[1]
+
+
+class Pending(Protocol):
+    """A communication under way."""
+
+    def ready(self) -> bool:
+        """Whether `finish` would return at once."""
+
+    def finish(self) -> list[Tensor]:
+        """Wait for the end; the results, in the order of the task's writes."""
+
+
+class Transport(Protocol):
+    def start(
+        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+    ) -> Pending:
+        """Begin. `splits` are the rows to send to and to receive from each rank of the group."""

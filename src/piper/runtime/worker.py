@@ -1,0 +1,221 @@
+"""Worker: one rank's Tasks, prepared once and run every step."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper.bodies.store import load
+from piper.errors import RunError
+from piper.plan.types import Plan, Slot, Task, bind
+from piper.runtime.transport import Exchange, Pending, Transport
+from piper.runtime.update import Updater
+from piper.runtime.weights import initial_value
+
+Start = Callable[[], Pending | None]
+
+
+class Worker:
+    """Executes the plan of one rank over a transport.
+
+    `slots` holds every tensor; a task is started, finished (if it communicates) and then releases
+    what it frees. `step` does so in dispatch order; the loopback engine in any order that the plan's
+    streams and waits allow.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        *,
+        bodies: Mapping[str, str],
+        transport: Transport,
+        device: str = "cpu",
+    ) -> None:
+        self.plan = plan
+        self.me = bind(plan, rank)
+        self.device = torch.device(device)
+        self.transport = transport
+        self.slots: list[Any] = [None] * len(self.me.slots)
+        self.batch_slots = [(i, s) for i, s in enumerate(self.me.slots) if s.kind == "batch"]
+        self._fill_model(bodies)
+        self._functions = {task.body: load(bodies[task.body]) for task in self.me.tasks if task.body}
+        prepare = {
+            "run": self._run, "add": self._add, "read": self._read, "update": self._update,
+            "send": self._exchange, "recv": self._exchange, "all_reduce": self._exchange,
+            "all_to_all": self._exchange,
+        }  # fmt: skip
+        self.starts: list[Start] = [prepare[task.kind](task) for task in self.me.tasks]
+        self._before = _finished_before(self.me.tasks)
+        self._pending: dict[int, Pending] = {}
+        self._queues: dict[int, deque[int]] = defaultdict(deque)
+        self._at = 0
+
+    def _fill_model(self, bodies: Mapping[str, str]) -> None:
+        for index, slot in enumerate(self.me.slots):
+            if slot.kind in ("param", "buffer"):
+                tensor = self.plan.tensors[slot.source]
+                whole = initial_value(slot.source, tensor, bodies, seed=self.plan.seed)
+                part, parts = self.me.part_of(slot, self.plan.mesh)
+                rows = whole.chunk(parts)[part] if parts > 1 else whole
+                self.slots[index] = rows.clone().to(self.device)
+            elif slot.kind == "grad":
+                self.slots[index] = self._empty(slot)
+            elif slot.kind == "constant":
+                self.slots[index] = self._empty(slot).fill_(float(slot.source))
+
+    def _empty(self, slot: Slot) -> Tensor:
+        return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
+
+    # One function per kind of task: given the task, returns what to call when it starts.
+
+    def _run(self, task: Task) -> Start:
+        function, slots, reads, writes = self._functions[task.body], self.slots, task.reads, task.writes
+
+        def start() -> None:
+            results = function(*[slots[i] for i in reads])
+            for i, result in zip(writes, results, strict=True):
+                slots[i] = result
+
+        return start
+
+    def _add(self, task: Task) -> Start:
+        slots = self.slots
+        dtypes = [getattr(torch, self.me.slots[i].dtype) for i in task.writes]
+        stays = [self.me.slots[i].kind == "grad" for i in task.writes]
+        plan = list(zip(task.reads, task.writes, task.first, stays, dtypes, strict=True))
+
+        def start() -> None:
+            for source, total, first, stay, dtype in plan:
+                if not first:
+                    slots[total].add_(slots[source])
+                elif stay:
+                    slots[total].copy_(slots[source])
+                else:
+                    slots[total] = slots[source].to(dtype, copy=True)
+
+        return start
+
+    def _read(self, task: Task) -> Start:
+        sent, received = task.reads
+        (target,) = task.writes
+        peers = len(self.me.groups[task.group])
+
+        def start() -> None:
+            rows = [self.slots[i].reshape(peers, -1).sum(1) for i in (sent, received)]
+            self.slots[target] = torch.stack(rows).tolist()
+
+        return start
+
+    def _update(self, task: Task) -> Start:
+        params = [self.slots[i] for i in task.writes]
+        updater = Updater(self.plan.optimizer, params)
+        grads, counts = task.reads[: len(params)], task.reads[len(params) :]
+
+        def start() -> None:
+            divisor = self.slots[counts[0]] if counts else task.count
+            if counts and float(divisor) == 0:
+                raise RunError("the total count of the batch is 0: there is nothing to average")
+            updater.step([self.slots[i] for i in grads], divisor)
+
+        return start
+
+    def _exchange(self, task: Task) -> Start:
+        exchange = Exchange(
+            task=task,
+            stream=self.plan.streams[task.stream].name,
+            rank=self.me.rank,
+            ranks=self.me.groups[task.group],
+            outputs=tuple(self.me.slots[i] for i in task.writes),
+        )
+        hosts = [i for i in task.reads if self.me.slots[i].kind == "host"]
+        tensors = [i for i in task.reads if i not in hosts]
+
+        def start() -> Pending:
+            splits = self.slots[hosts[0]] if hosts else None
+            return self.transport.start(exchange, [self.slots[i] for i in tensors], splits)
+
+        return start
+
+    # Running
+
+    def load_batch(self, leaves: Mapping[str, Tensor]) -> None:
+        """Give every microbatch its rows of this rank's share of the batch."""
+        num = self.plan.num_microbatches
+        for index, slot in self.batch_slots:
+            leaf = leaves[slot.source]
+            rows = leaf.shape[0] // num
+            part = leaf[slot.microbatch * rows : (slot.microbatch + 1) * rows]
+            self.slots[index] = part.to(self.device)
+
+    def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
+        """One training step in dispatch order; the loss and count of the whole batch."""
+        self.load_batch(leaves)
+        with torch.no_grad():
+            for index, start in enumerate(self.starts):
+                self._at = index
+                self._start(index, start)
+            for index in list(self._pending):
+                self._finish(index)
+        return self.results()
+
+    def _start(self, index: int, start: Start) -> None:
+        for before in self._before[index]:
+            if before in self._pending:
+                self._finish(before)
+        pending = start()
+        if pending is None:
+            self.release(index)
+            return
+        queue = self._queues[self.me.tasks[index].stream]
+        while queue and (queue[0] not in self._pending or self._pending[queue[0]].ready()):
+            done = queue.popleft()
+            if done in self._pending:
+                self._finish(done)
+        self._pending[index] = pending
+        queue.append(index)
+
+    def _finish(self, index: int) -> None:
+        self.write(index, self._pending.pop(index).finish())
+        self.release(index)
+
+    @property
+    def current_task(self) -> str:
+        """The task that was started last, for errors."""
+        return self.me.tasks[self._at].name
+
+    def write(self, index: int, results: list[Tensor]) -> None:
+        for slot, result in zip(self.me.tasks[index].writes, results, strict=True):
+            self.slots[slot] = result
+
+    def release(self, index: int) -> None:
+        for slot in self.me.tasks[index].frees:
+            self.slots[slot] = None
+
+    def results(self) -> dict[str, float]:
+        found = {name: float(self.slots[i]) for name, i in self.me.results.items()}
+        found.setdefault("count", float(self.plan.num_data_ranks * self.plan.num_microbatches))
+        return found
+
+    def tensors(self, kind: str) -> dict[str, Tensor]:
+        """This rank's parts of all parameters, or of their last gradients, by name in the model."""
+        return {s.source: self.slots[i] for i, s in enumerate(self.me.slots) if s.kind == kind}
+
+
+def _finished_before(tasks: tuple[Task, ...]) -> list[tuple[int, ...]]:
+    """Per task, the communications that must be finished first: its waits, and earlier ones of its own
+    stream that touch the same slots (a stream runs in order, so that the plan has no wait for them)."""
+    found: list[tuple[int, ...]] = []
+    touched: dict[tuple[int, int], int] = {}  # (stream, slot) -> last communication
+    for index, task in enumerate(tasks):
+        slots = (*task.reads, *task.writes, *task.frees)
+        own = [touched[task.stream, s] for s in slots if (task.stream, s) in touched]
+        found.append(tuple(dict.fromkeys((*task.waits, *own))))
+        if task.group >= 0 and task.kind != "read":
+            for slot in slots:
+                touched[task.stream, slot] = index
+    return found

@@ -1,0 +1,82 @@
+"""parallel: pipeline, data and expert parallelism composed from their degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from piper.directives.schedule import Schedule
+from piper.errors import MeshError, ScheduleError
+from piper.ir.select import where
+from piper.schedules import num_stages_vary
+from piper.schedules import schedule as make_table
+from piper.schedules.table import Table
+
+
+def parallel(
+    *,
+    pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    schedule: str = "1f1b",
+    microbatches: int = 1,
+    stage_tag: str = "PP",
+    expert_tag: str = "EP",
+) -> Callable[[Schedule], None]:
+    """A strategy of `pp` pipeline ranks by `dp` data ranks; `ep` divides `dp`.
+
+    World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
+    everything else is copied over all data ranks. Tagged regions are shared out evenly
+    over the schedule's stages.
+    """
+    if ep < 1 or dp % ep:
+        raise MeshError(f"ep={ep} does not divide dp={dp}", legal="ep that divides dp")
+
+    def strategy(s: Schedule) -> None:
+        mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep)
+        regions = s.tags.get(stage_tag, [])
+        experts = s.tags.get(expert_tag, [])
+        if pp > 1 and (not regions or len(regions) % pp):
+            raise ScheduleError(
+                f"{len(regions)} stages do not divide over {pp} pipeline ranks",
+                legal=f'tag a multiple of {pp} regions with annotate("{stage_tag}")',
+            )
+        if ep > 1 and not experts:
+            raise MeshError(
+                f"ep={ep}, but no region has the tag {expert_tag}",
+                legal=f'tag the experts with annotate("{expert_tag}")',
+            )
+        stages: list[list[int]] = []
+        if pp == 1:
+            s.place(where(), mesh.at(pp=0))
+        else:
+            table = _table(schedule, pp, microbatches, len(regions))
+            size = len(regions) // table.num_stages
+            stages = [regions[i : i + size] for i in range(0, len(regions), size)]
+            for stage, members in enumerate(stages):
+                for region in members:
+                    s.place(where(**{stage_tag: region}), mesh.at(pp=table.rank_of(stage)))
+        if ep > 1:
+            s.replicate(where(**{expert_tag: None}), over=("dp", "ep"))
+            s.replicate(where(**{expert_tag: "*"}), over="dp")
+            s.shard(where(**{expert_tag: "*"}), over="ep")
+        else:
+            s.replicate(where(), over=("dp", "ep"))
+        s.split(where(), "MB", microbatches)
+        if pp > 1:
+            plain = all(len(members) == 1 for members in stages)
+            s.order(table, tag=stage_tag, stages=None if plain else stages)
+
+    return strategy
+
+
+def _table(name: str, num_ranks: int, num_microbatches: int, num_regions: int) -> Table:
+    """The schedule's table; one with several stages a rank takes as many as the model has."""
+    per_rank = num_regions // num_ranks
+    if num_stages_vary(name) and per_rank > 1:
+        return make_table(
+            name,
+            num_ranks=num_ranks,
+            num_microbatches=num_microbatches,
+            stages_per_rank=per_rank,
+        )
+    return make_table(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
