@@ -81,13 +81,12 @@ def fake_inputs(code: ChunkCode, device: str) -> tuple[list[Tensor], FakeTensorM
     made = []
     for given in code.inputs:
         spec = given.spec
+        shape: tuple[Any, ...] = spec.shape
+        if spec.dynamic:
+            if spec.shape[0] not in rows:
+                rows[spec.shape[0]] = _symbolic_size(mode, spec.shape[0])
+            shape = (rows[spec.shape[0]], *spec.shape[1:])
         with mode:
-            if spec.dynamic:
-                if spec.shape[0] not in rows:
-                    rows[spec.shape[0]] = _symbolic_size(mode, spec.shape[0])
-                shape = (rows[spec.shape[0]], *spec.shape[1:])
-            else:
-                shape = spec.shape
             tensor = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
         made.append(tensor.requires_grad_(given.requires_grad))
     return made, mode
@@ -95,8 +94,7 @@ def fake_inputs(code: ChunkCode, device: str) -> tuple[list[Tensor], FakeTensorM
 
 def _symbolic_size(mode: FakeTensorMode, hint: int) -> Any:
     context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
-    real = torch.empty(hint)
-    return mode.from_tensor(real, symbolic_context=context, static_shapes=False).shape[0]
+    return mode.from_tensor(torch.empty(hint), symbolic_context=context).shape[0]
 
 
 def _boundary_fixes(code: ChunkCode, run: Run, device: str) -> list[Callable[[Tensor], Tensor]]:

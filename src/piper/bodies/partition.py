@@ -167,18 +167,20 @@ class _Cut:
         copies: dict[fx.Node, fx.Node] = {}
         # Tangents come first so that sizes can be read off them.
         for node, index in self.tangents.items():
-            copies[node] = half.graph.placeholder(node.name)
+            copies[node] = _placeholder(half.graph, node)
             half.inputs.append(Ref("tangent", index))
         for node in self.joint.graph.nodes:
             ref = self._given(node) if node in needed and node not in copies else None
             if ref is not None and ref not in half.inputs:
-                copies[self._twin.get(node, node)] = half.graph.placeholder(node.name)
+                given = self._twin.get(node, node)
+                copies[given] = _placeholder(half.graph, given)
                 half.inputs.append(ref)
         for node in needed & self._twin.keys():
             if node not in copies:
                 shape = [n if isinstance(n, int) else -1 for n in node.meta["val"].shape]
                 twin = copies[self._twin[node]]
                 copies[node] = half.graph.call_function(torch.ops.aten.view.default, (twin, shape))
+                copies[node].meta = node.meta
         for node in self.joint.graph.nodes:
             if node in needed and node not in copies:
                 if self._is_size(node) and (size := self._size(node, half.graph, copies)):
@@ -237,3 +239,9 @@ def _fresh(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return graph.call_function(
         torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
     )
+
+
+def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    made = graph.placeholder(node.name)
+    made.meta = node.meta
+    return made

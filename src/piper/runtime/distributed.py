@@ -5,33 +5,44 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from piper.plan.types import Plan, bind
+from piper.plan.types import Plan
 from piper.runtime.transport import Exchange, Pending
+
+TIMEOUT = timedelta(seconds=120)  # a peer that does not come ends the run
 
 
 class Communicators:
-    """Process groups of this rank, one per (ranks, stream); they outlive plans."""
+    """Process groups by (ranks, stream); they outlive plans."""
 
     def __init__(self) -> None:
         self.groups: dict[tuple[tuple[int, ...], str], Any] = {}
 
-    def prepare(self, plan: Plan, rank: int) -> None:
-        """Make what a plan needs. All members of a group make their groups in the same order."""
-        me = bind(plan, rank)
-        needed = {
-            (me.groups[task.group], plan.streams[task.stream].name)
-            for task in me.tasks
+    def prepare(self, plan: Plan) -> None:
+        """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
+        many there were before, so that members that made different others would never meet."""
+        for ranks, stream in sorted(_needed(plan) - self.groups.keys()):
+            self.groups[ranks, stream] = dist.new_group(list(ranks), timeout=TIMEOUT)
+
+
+def _needed(plan: Plan) -> set[tuple[tuple[int, ...], str]]:
+    found = set()
+    for part in plan.classes:
+        used = {
+            (task.group, task.stream)
+            for task in part.tasks
             if task.group >= 0 and task.kind != "read"
         }
-        for ranks, stream in sorted(needed - self.groups.keys()):
-            group = dist.new_group(list(ranks), use_local_synchronization=True)
-            self.groups[ranks, stream] = group
+        for rank in plan.mesh.ranks(part.slice):
+            for group, stream in used:
+                found.add((plan.groups[group].ranks(plan.mesh, rank), plan.streams[stream].name))
+    return found
 
 
 class DistributedTransport:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.plan.types import Plan, bind
+from piper.runtime.messages import receive, send
 from piper.runtime.shares import share_of
 
 START_SECONDS = 120
@@ -65,7 +66,7 @@ class LocalPool:
         while len(found) < self.num_ranks:
             with contextlib.suppress(TimeoutError):
                 connection = listener.accept()
-                found[connection.recv()] = connection
+                found[receive(connection)] = connection
             for rank, process in enumerate(self.processes):
                 if process.poll() is not None:
                     raise RunError(f"rank {rank} ended at its start (exit code {process.returncode})")
@@ -78,7 +79,7 @@ class LocalPool:
         """Send each rank its message and collect all answers; any failure ends the pool."""
         try:
             for connection, message in zip(self.connections, messages, strict=True):
-                connection.send(message)
+                send(connection, message)
             return self._collect()
         except BaseException:
             self.close()
@@ -98,7 +99,7 @@ class LocalPool:
             for connection in ready:
                 rank = rank_of[id(connection)]
                 try:
-                    status, payload = connection.recv()  # type: ignore[union-attr]
+                    status, payload = receive(connection)  # type: ignore[arg-type]
                 except (EOFError, ConnectionError):
                     code = self.processes[rank].wait(EXIT_SECONDS)
                     status, payload = "died", f"rank {rank} ended with exit code {code}"
@@ -114,7 +115,7 @@ class LocalPool:
     def close(self) -> None:
         for connection in self.connections:
             with contextlib.suppress(OSError, ValueError):
-                connection.send(("close", None))
+                send(connection, ("close", None))
         deadline = time.monotonic() + EXIT_SECONDS
         for process in self.processes:
             try:

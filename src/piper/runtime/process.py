@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from piper.plan.types import plan_from_json
-from piper.runtime.distributed import Communicators, DistributedTransport
+from piper.runtime.distributed import TIMEOUT, Communicators, DistributedTransport
+from piper.runtime.messages import receive, send
 from piper.runtime.worker import Worker
 
 
@@ -25,7 +26,7 @@ class _Process:
     def load(self, message: tuple[bytes, dict[str, str]]) -> str:
         data, bodies = message
         plan = plan_from_json(data)
-        self.communicators.prepare(plan, self.rank)
+        self.communicators.prepare(plan)
         transport = DistributedTransport(self.communicators)
         self.worker = Worker(plan, self.rank, bodies=bodies, transport=transport)
         return plan.content_hash()
@@ -42,15 +43,21 @@ class _Process:
 def main(rank: int, num_ranks: int, address: str, store: str) -> None:
     torch.set_num_threads(1)
     connection = Client(address, authkey=bytes.fromhex(os.environ.pop("PIPER_KEY")))
-    connection.send(rank)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks)
+    send(connection, rank)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=num_ranks,
+        timeout=TIMEOUT,
+    )
     process = _Process(rank)
     try:
         while True:
-            name, payload = connection.recv()
+            name, payload = receive(connection)
             if name == "close":
                 break
-            connection.send(_answer(process, name, payload))
+            send(connection, _answer(process, name, payload))
     except (EOFError, KeyboardInterrupt):
         pass  # the driver is gone
     finally:
