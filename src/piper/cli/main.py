@@ -1,0 +1,52 @@
+"""`piper`: parse the command line, run one command, turn the user's mistakes into one error."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from piper.cli import plan, verify
+from piper.errors import PiperError
+
+FAILED, MISUSED = 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="piper", description="Programmable distributed training for PyTorch."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (plan, verify):
+        command.add_parser(commands)
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except PiperError as error:
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return MISUSED
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if arguments.debug:
+            raise
+        print(_user_error(error, arguments.file), file=sys.stderr)
+        return MISUSED
+
+
+def _user_error(error: Exception, file: str) -> str:
+    """An error of the user's own code, with its line; anything else says how to see more."""
+    message = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if os.path.abspath(f.filename) == os.path.abspath(file)]
+    if own:
+        return f"{file}:{own[-1].lineno}: {message}\n    {own[-1].line}"
+    return f"{message}\n  (--debug shows where)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

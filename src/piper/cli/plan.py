@@ -1,0 +1,49 @@
+"""`piper plan`: compile a FILE under a strategy and show or save the plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from piper.cli.program import add_program_arguments, load_file, trace_file
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("plan", help="compile a model under a strategy")
+    add_program_arguments(parser)
+    parser.add_argument("--out", metavar="PLAN.json", help="save the plan, and its bodies beside it")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    module = load_file(arguments.file, "model", "batch", "step")
+    program = trace_file(module, arguments)
+    job = program.lower()
+    written = []
+    if arguments.out:
+        written = [arguments.out, f"{os.path.splitext(arguments.out)[0]}.bodies.json"]
+        with open(written[0], "wb") as file:
+            file.write(job.plan.to_json())
+        with open(written[1], "w") as file:
+            json.dump(dict(job.bodies), file)
+    if arguments.json:
+        plan = job.plan
+        facts = {
+            "hash": plan.content_hash(),
+            "mesh": dict(plan.mesh.axes),
+            "num_ranks": plan.mesh.size,
+            "num_microbatches": plan.num_microbatches,
+            "tasks": {str(part.slice): len(part.tasks) for part in plan.classes},
+            "directives": [str(record) for record in plan.history],
+            "written": written,
+        }
+        print(json.dumps(facts))
+        return 0
+    for record in program.history:
+        print(record)
+    print(job.summary())
+    for name in written:
+        print(f"wrote {name}")
+    return 0

@@ -1,0 +1,84 @@
+"""What plan and verify have in common: the user's FILE, its strategy, the traced program."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from piper.errors import PiperError
+
+
+class FileError(PiperError):
+    """The file given on the command line does not exist or does not define what it must."""
+
+
+def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)"
+    )
+    group = parser.add_argument_group("strategy", "default: the file's strategy(s), else one device")
+    group.add_argument("--strategy", metavar="FILE.py", help="a Python file with strategy(s)")
+    group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks")
+    group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
+    group.add_argument("--ep", type=int, metavar="N", help="ranks that share experts; divides dp")
+    group.add_argument("--schedule", metavar="NAME", help="gpipe, 1f1b, interleaved_1f1b")
+    group.add_argument("--microbatches", type=int, metavar="M", help="microbatches per data rank")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def load_file(path: str, *needed: str) -> ModuleType:
+    """Import a file by path and check that it defines the functions that are needed."""
+    if not os.path.isfile(path):
+        raise FileError(f"there is no file {path}")
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    spec.loader.exec_module(module)
+    missing = [function for function in needed if not callable(getattr(module, function, None))]
+    if missing:
+        raise FileError(
+            f"{path} does not define {', '.join(f'{name}()' for name in missing)}",
+            legal="model(), batch(), step(model, batch) and optionally strategy(s)",
+        )
+    return module
+
+
+def chosen_strategy(arguments: argparse.Namespace, module: ModuleType) -> Callable[..., None] | None:
+    from piper.strategies import parallel
+
+    options = ("pp", "dp", "ep", "schedule", "microbatches")
+    degrees = {name: getattr(arguments, name) for name in options if getattr(arguments, name)}
+    for name in ("pp", "dp", "ep", "microbatches"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise FileError(f"--{name} {getattr(arguments, name)}", legal="at least 1")
+    if arguments.strategy:
+        if degrees:
+            raise FileError(
+                "--strategy and degrees of parallelism exclude each other",
+                legal="--strategy FILE.py, or --pp --dp --ep --schedule --microbatches",
+            )
+        return load_file(arguments.strategy, "strategy").strategy
+    if degrees:
+        return parallel(**degrees)
+    return getattr(module, "strategy", None)
+
+
+def trace_file(module: ModuleType, arguments: argparse.Namespace, *, double: bool = False) -> Any:
+    """The program of a FILE under the strategy of the command line."""
+    import piper
+    from piper.api.precision import doubled, doubled_model
+
+    make_model = doubled_model(module.model) if double else module.model
+    batch = doubled(module.batch()) if double else module.batch()
+    program = piper.trace(make_model, batch, module.step)
+    strategy = chosen_strategy(arguments, module)
+    return program.apply(strategy) if strategy else program
