@@ -24,6 +24,8 @@ from piper.runtime.shares import share_of
 START_SECONDS = 120
 REPLY_SECONDS = 600
 EXIT_SECONDS = 10
+GRACE_SECONDS = 1.0  # after a failure, time for other ranks to say what they saw
+_CAUSES = ("died", "error", "lost")  # a peer that was lost is the effect, not the cause
 
 
 class LocalPool:
@@ -42,7 +44,7 @@ class LocalPool:
             try:
                 self._accept(listener)
             except BaseException:
-                self.close()
+                self.close(kill=True)
                 raise
 
     def _spawn(self, rank: int, address: str, key: bytes) -> subprocess.Popen[bytes]:
@@ -75,44 +77,58 @@ class LocalPool:
                 raise RunError(f"ranks {missing} did not start within {START_SECONDS} s")
         self.connections = [found[rank] for rank in range(self.num_ranks)]
 
+    @property
+    def alive(self) -> bool:
+        return bool(self.connections)
+
     def ask(self, messages: list[Any]) -> list[Any]:
         """Send each rank its message and collect all answers; any failure ends the pool."""
+        if not self.alive:
+            raise RunError("the worker processes have ended", legal="launch again")
         try:
             for connection, message in zip(self.connections, messages, strict=True):
-                send(connection, message)
+                with contextlib.suppress(ConnectionError):  # its death is seen when answers come in
+                    send(connection, message)
             return self._collect()
         except BaseException:
-            self.close()
+            self.close(kill=True)
             raise
 
     def _collect(self) -> list[Any]:
         answers: dict[int, Any] = {}
-        rank_of = {id(c): rank for rank, c in enumerate(self.connections)}
+        failures: list[tuple[str, int, Any]] = []
         deadline = time.monotonic() + REPLY_SECONDS
         while len(answers) < self.num_ranks:
-            missing = [c for r, c in enumerate(self.connections) if r not in answers]
-            ready = wait(missing, timeout=max(0.0, deadline - time.monotonic()))
+            missing = {id(c): r for r, c in enumerate(self.connections) if r not in answers}
+            waiting = [self.connections[rank] for rank in missing.values()]
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                silent = [rank_of[id(c)] for c in missing]
-                raise RunError(f"ranks {silent} did not answer within {REPLY_SECONDS} s")
-            failures = []
+                break
             for connection in ready:
-                rank = rank_of[id(connection)]
-                try:
-                    status, payload = receive(connection)  # type: ignore[arg-type]
-                except (EOFError, ConnectionError):
-                    code = self.processes[rank].wait(EXIT_SECONDS)
-                    status, payload = "died", f"rank {rank} ended with exit code {code}"
-                answers[rank] = payload
+                rank = missing[id(connection)]
+                status, answers[rank] = self._answer(rank)
                 if status != "ok":
-                    failures.append((status, rank, payload))
+                    failures.append((status, rank, answers[rank]))
             if failures:
-                # A rank that raised explains more than the peers it left hanging.
-                status, rank, payload = min(failures, key=lambda f: (f[0] == "died", f[1]))
-                raise _failure(status, rank, payload)
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if failures:
+            raise _failure(*min(failures, key=lambda f: (_CAUSES.index(f[0]), f[1])))
+        silent = [rank for rank in range(self.num_ranks) if rank not in answers]
+        if silent:
+            raise RunError(f"ranks {silent} did not answer within {REPLY_SECONDS} s")
         return [answers[rank] for rank in range(self.num_ranks)]
 
-    def close(self) -> None:
+    def _answer(self, rank: int) -> tuple[str, Any]:
+        try:
+            return receive(self.connections[rank])
+        except (EOFError, ConnectionError):
+            return "died", self.processes[rank].wait(EXIT_SECONDS)
+
+    def close(self, *, kill: bool = False) -> None:
+        """End all processes; `kill` does not wait for work under way."""
+        if kill:
+            for process in self.processes:
+                process.kill()
         for connection in self.connections:
             with contextlib.suppress(OSError, ValueError):
                 send(connection, ("close", None))
@@ -137,8 +153,9 @@ class LocalPool:
 
 def _failure(status: str, rank: int, payload: Any) -> RunError:
     if status == "died":
-        return RunError(payload)
-    return RunError(f"rank {rank} failed{payload['where']}: {payload['error']}", details=payload["trace"])
+        return RunError(f"rank {rank} ended with exit code {payload}")
+    message = f"rank {rank} failed{payload['where']}: {payload['error']}"
+    return RunError(message, details=payload["trace"])
 
 
 class LocalRun:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from piper.plan.types import plan_from_json
 from piper.runtime.distributed import TIMEOUT, Communicators, DistributedTransport
 from piper.runtime.messages import receive, send
-from piper.runtime.worker import Worker
+from piper.runtime.worker import PeerError, Worker
 
 
 class _Process:
@@ -70,8 +70,11 @@ def _answer(process: _Process, name: str, payload: Any) -> tuple[str, Any]:
     except Exception as error:
         worker = process.worker
         where = f" in {worker.current_task}" if worker and name == "step" else f" in {name}"
-        trace = traceback.format_exc().strip().splitlines()
-        return "error", {"error": f"{type(error).__name__}: {error}", "where": where, "trace": trace}
+        return ("lost" if isinstance(error, PeerError) else "error"), {
+            "error": f"{type(error).__name__}: {error}",
+            "where": where,
+            "trace": traceback.format_exc().strip().splitlines(),
+        }
 
 
 if __name__ == "__main__":

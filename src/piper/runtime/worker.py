@@ -19,6 +19,13 @@ from piper.runtime.weights import initial_value
 Start = Callable[[], Pending | None]
 
 
+class PeerError(Exception):
+    """A communication broke off, most likely because a peer is gone."""
+
+    def __init__(self, task: str, reason: str) -> None:
+        super().__init__(f"{task} broke off: {reason}")
+
+
 class Worker:
     """Executes the plan of one rank over a transport.
 
@@ -51,8 +58,7 @@ class Worker:
         }  # fmt: skip
         self.starts: list[Start] = [prepare[task.kind](task) for task in self.me.tasks]
         self._before = _finished_before(self.me.tasks)
-        self._pending: dict[int, Pending] = {}
-        self._queues: dict[int, deque[int]] = defaultdict(deque)
+        self._pending: dict[int, deque[tuple[int, Pending]]] = defaultdict(deque)  # per stream
         self._at = 0
 
     def _fill_model(self, bodies: Mapping[str, str]) -> None:
@@ -159,29 +165,33 @@ class Worker:
             for index, start in enumerate(self.starts):
                 self._at = index
                 self._start(index, start)
-            for index in list(self._pending):
-                self._finish(index)
+            for stream in self._pending:
+                self._finish(stream, len(self.starts))
         return self.results()
 
     def _start(self, index: int, start: Start) -> None:
         for before in self._before[index]:
-            if before in self._pending:
-                self._finish(before)
+            self._finish(self.me.tasks[before].stream, before)
         pending = start()
         if pending is None:
             self.release(index)
             return
-        queue = self._queues[self.me.tasks[index].stream]
-        while queue and (queue[0] not in self._pending or self._pending[queue[0]].ready()):
-            done = queue.popleft()
-            if done in self._pending:
-                self._finish(done)
-        self._pending[index] = pending
-        queue.append(index)
+        queue = self._pending[self.me.tasks[index].stream]
+        while queue and queue[0][1].ready():
+            self._finish(self.me.tasks[index].stream, queue[0][0])
+        queue.append((index, pending))
 
-    def _finish(self, index: int) -> None:
-        self.write(index, self._pending.pop(index).finish())
-        self.release(index)
+    def _finish(self, stream: int, last: int) -> None:
+        """Finish a stream's communications up to task `last`: a stream is in order."""
+        queue = self._pending[stream]
+        while queue and queue[0][0] <= last:
+            index, pending = queue.popleft()
+            try:
+                results = pending.finish()
+            except RuntimeError as error:
+                raise PeerError(self.me.tasks[index].name, str(error)) from error
+            self.write(index, results)
+            self.release(index)
 
     @property
     def current_task(self) -> str:

@@ -1,0 +1,38 @@
+"""The strategies of the parity matrix, by name; each gives 8 global microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from piper.directives.schedule import Schedule
+from piper.strategies import parallel
+
+from .zoo import PIECES
+
+_DEGREES: dict[str, dict[str, Any]] = {
+    "one": {},
+    "dp2": {"dp": 2},
+    "ep2": {"dp": 2, "ep": 2},
+    "pp2": {"pp": 2},
+    "pp2_dp2": {"pp": 2, "dp": 2},
+    "pp2_ep2": {"pp": 2, "dp": 2, "ep": 2},
+    "pp2_dp2_ep2": {"pp": 2, "dp": 4, "ep": 2},
+}
+
+
+def strategies(*, experts: bool, num_ranks: int | None = None) -> list[tuple[str, str]]:
+    """(strategy, schedule) of all cases for a model; without pipeline there is no schedule."""
+    found = []
+    for name, degrees in _DEGREES.items():
+        size = degrees.get("pp", 1) * degrees.get("dp", 1)
+        if (degrees.get("ep") and not experts) or (num_ranks and size != num_ranks):
+            continue
+        found += [(name, s) for s in (("gpipe", "1f1b") if "pp" in degrees else ("none",))]
+    return found
+
+
+def strategy_of(name: str, schedule: str) -> Callable[[Schedule], None]:
+    degrees = _DEGREES[name]
+    more = {} if schedule == "none" else {"schedule": schedule}
+    return parallel(microbatches=PIECES // degrees.get("dp", 1), **degrees, **more)
