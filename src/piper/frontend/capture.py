@@ -88,7 +88,6 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
     results = graph.graph_copy(module.graph, {})
     graph.output(results)
     _remove_grad_modes(graph)
-    graph.eliminate_dead_code()
     names = _tensor_names(model, fake_batch)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     origins = {}

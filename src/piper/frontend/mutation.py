@@ -21,22 +21,33 @@ _IN_PLACE -= _NOT_IN_PLACE | {operator.__index__, operator.__inv__, operator.__i
 def refuse_mutation(
     nodes: Sequence[fx.Node], chunk_of: dict[fx.Node, int], capture: Capture
 ) -> None:
-    """Raise if memory that is changed in place is also reached from another chunk, or is given."""
+    """Raise if a change in place touches what is given, or what another chunk made or has read.
+
+    Whoever reads after the last change sees the final content, which is what a chunk hands on.
+    """
     changes = [(node, target) for node in nodes if (target := _changed(node)) is not None]
     if not changes:
         return
-    homes: dict[int, set[int]] = defaultdict(set)  # memory -> chunks that touch it
+    position = {node: index for index, node in enumerate(nodes)}
+    home: dict[int, int] = {}  # memory -> the chunk that made it
+    reached: dict[int, list[fx.Node]] = defaultdict(list)  # memory -> nodes that touch it
     for node in nodes:
+        for memory in _memory(value_of(node)):
+            home.setdefault(memory, chunk_of[node])
         for touched in (node, *node.all_input_nodes):
             for memory in _memory(value_of(touched)):
-                homes[memory].add(chunk_of[node])
+                reached[memory].append(node)
     given = {m: node for node in capture.origins for m in _memory(value_of(node))}
     for node, target in changes:
         for memory in _memory(value_of(target)):
             if memory in given:
                 origin = capture.origins[given[memory]]
                 _refuse(node, f"{origin.role} {origin.name} is changed in place")
-            if len(homes[memory]) > 1:
+            early = any(
+                chunk_of[other] != home[memory] and position[other] < position[node]
+                for other in reached[memory]
+            )
+            if chunk_of[node] != home[memory] or early:
                 _refuse(node, f"{target.name} is changed in place, but other regions read it")
 
 

@@ -55,7 +55,8 @@ class _Emitter:
         drafts = [self._task(node) for node in self.nodes]
         frees = self._frees(drafts)
         after = self._dependencies(drafts, frees)
-        waits = waits_of([task.stream for task in drafts], after)
+        reads = {i for i, task in enumerate(drafts) if task.kind == "read"}
+        waits = waits_of([task.stream for task in drafts], after, reads)
         tasks = tuple(
             msgspec.structs.replace(task, waits=waits[i], frees=tuple(frees.get(i, ())))
             for i, task in enumerate(drafts)

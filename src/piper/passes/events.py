@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def waits_of(streams: Sequence[int], after: Sequence[set[int]]) -> list[tuple[int, ...]]:
+def waits_of(
+    streams: Sequence[int], after: Sequence[set[int]], blocking: Collection[int] = ()
+) -> list[tuple[int, ...]]:
     """The fewest waits that order every task behind the tasks in `after`.
 
     Tasks are numbered in dispatch order; a stream runs its tasks in that order. A wait also brings
-    what the awaited task itself had waited for, so that later waits are often not needed.
+    what the awaited task itself had waited for, so that later waits are often not needed. Nothing is
+    dispatched before a `blocking` task is complete, so that nobody need wait for one.
     """
     num_streams = max(streams, default=0) + 1
     known: list[list[int]] = [[-1] * num_streams for _ in range(num_streams)]  # per stream
@@ -25,5 +28,8 @@ def waits_of(streams: Sequence[int], after: Sequence[set[int]]) -> list[tuple[in
                     mine[other] = max(mine[other], last)
         mine[stream] = index
         seen.append(list(mine))
+        if index in blocking:
+            for other in known:
+                other[:] = map(max, other, mine)
         waits.append(tuple(sorted(needed)))
     return waits
