@@ -182,7 +182,11 @@ def batches_of(name: str) -> list[Any]:
 
 @cache
 def _reference(name: str) -> Trained:
-    job = program_of(name).apply(lambda s: s.split(piper.where(), "MB", PIECES)).lower(optimizer=ADAMW)
+    job = (
+        program_of(name)
+        .apply(lambda s: s.split(piper.where(), "MB", PIECES))
+        .lower(optimizer=ADAMW)
+    )
     return train_one_device(job, batches_of(name))
 
 

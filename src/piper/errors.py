@@ -5,12 +5,17 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from types import FrameType
 
 import msgspec
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+# Nobody's own code: this package, the standard library, installed packages and their scripts.
+_ELSEWHERE = (
+    os.path.dirname(os.path.abspath(__file__)),
+    *(os.path.abspath(p) for key, p in sysconfig.get_paths().items() if key != "data"),
+)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -38,9 +43,9 @@ def user_source() -> Source | None:
     """The innermost line outside this package, or None when the package calls itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = os.path.abspath(frame.f_code.co_filename)
-        if not file.startswith(_PACKAGE) and "importlib" not in file:
-            return Source(file, frame.f_lineno)
+        name = frame.f_code.co_filename
+        if not name.startswith("<") and not os.path.abspath(name).startswith(_ELSEWHERE):
+            return Source(os.path.abspath(name), frame.f_lineno)
         frame = frame.f_back
     return None
 

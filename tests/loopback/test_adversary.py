@@ -92,9 +92,7 @@ def test_a_slot_freed_early() -> None:
     job = _job()
     part: RankClass = job.plan.classes[0]
     tasks = list(part.tasks)
-    last = next(
-        i for i in reversed(range(len(tasks))) if tasks[i].kind == "run" and tasks[i].frees
-    )
+    last = next(i for i in reversed(range(len(tasks))) if tasks[i].kind == "run" and tasks[i].frees)
     slot = tasks[last].frees[0]
     users = [i for i, task in enumerate(tasks) if slot in (*task.reads, *task.writes)]
     assert len(users) > 1 and users[-1] == last

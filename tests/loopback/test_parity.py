@@ -2,12 +2,14 @@
 
 import pytest
 
+from piper.api.verify import compare
 from tests.strategies import strategies, strategy_of
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
-from piper.api.verify import compare
 
 MATRIX = [
-    pytest.param(name, *chosen, id=f"{name}-{chosen[0]}-{chosen[1]}", marks=pytest.mark.xdist_group(name))
+    pytest.param(
+        name, *chosen, id=f"{name}-{chosen[0]}-{chosen[1]}", marks=pytest.mark.xdist_group(name)
+    )
     for name, case in CASES.items()
     for chosen in strategies(experts=case.experts)
 ]

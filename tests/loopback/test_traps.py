@@ -236,8 +236,12 @@ def test_trap_20_a_change_in_place_that_another_chunk_sees_is_refused() -> None:
                 first += 1.0
                 return self.layers[1](first)
 
-    with pytest.raises(TraceError, match=r"changed in place, but other regions read it \(.*test_traps"):
-        piper.trace(lambda: Changing(2), _batch(0).float(), lambda model, batch: model(batch).mean())
+    with pytest.raises(
+        TraceError, match=r"changed in place, but other regions read it \(.*test_traps"
+    ):
+        piper.trace(
+            lambda: Changing(2), _batch(0).float(), lambda model, batch: model(batch).mean()
+        )
 
 
 def test_trap_20_a_change_in_place_inside_a_chunk_is_fine() -> None:

@@ -20,9 +20,7 @@ from piper.runtime.single import SingleRun
 class Job:
     """A plan with its physical graph and the texts of its bodies."""
 
-    def __init__(
-        self, source: Source, graph: Graph, plan: Plan, bodies: Mapping[str, str]
-    ) -> None:
+    def __init__(self, source: Source, graph: Graph, plan: Plan, bodies: Mapping[str, str]) -> None:
         self.source = source
         self.graph = graph
         self.plan = plan

@@ -112,5 +112,3 @@ class Program:
 def history_as_code(history: Sequence[Record]) -> str:
     """The directives as lines of a strategy."""
     return "".join(f"    {record}\n" for record in history)
-
-

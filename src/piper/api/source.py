@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from piper.bodies.store import BodyStore
 from piper.errors import TraceError
-from piper.frontend.capture import Capture, Step, batch_leaves, capture
+from piper.frontend.capture import Capture, Step, batch_leaves, capture, first_difference
 from piper.frontend.program import Traced, cut_program
 from piper.plan.types import ModelTensor
 
@@ -38,15 +38,12 @@ class Source:
 
     def local(self, rows: int) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""
-        whole, local = self.at(self.batch_size)[1], self.at(rows)[1]
-        shapes = [_structure(traced) for traced in (whole, local)]
-        if shapes[0] != shapes[1]:
-            pairs = zip(*shapes, strict=False)
-            index = next((i for i, (a, b) in enumerate(pairs) if a != b), len(local.chunks))
+        (whole, traced), (part, local) = self.at(self.batch_size), self.at(rows)
+        if _structure(traced) != _structure(local):
             raise TraceError(
                 f"the model's structure depends on the batch size: it differs between "
                 f"{self.batch_size} and {rows} samples",
-                details=[f"first at chunk {index} of {len(whole.chunks)}"],
+                details=[f"first difference at {first_difference(whole, part)}"],
                 legal="code whose branches do not read the batch's shape",
             )
         return local
@@ -73,7 +70,9 @@ def _batch_size(leaves: dict[str, Tensor]) -> int:
     sizes = {}
     for name, leaf in leaves.items():
         if leaf.dim() == 0:
-            raise TraceError(f"{name} has no batch dimension", legal="tensors with samples in dim 0")
+            raise TraceError(
+                f"{name} has no batch dimension", legal="tensors with samples in dim 0"
+            )
         sizes[name] = leaf.shape[0]
     if len(set(sizes.values())) > 1:
         raise TraceError(

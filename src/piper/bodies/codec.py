@@ -40,7 +40,9 @@ def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) ->
         else:
             kwargs = {key: _encode(value, number) for key, value in node.kwargs.items()}
             args = [_encode(arg, number) for arg in node.args]
-            lines.append([_target_name(node), args, kwargs] if kwargs else [_target_name(node), args])
+            lines.append(
+                [_target_name(node), args, kwargs] if kwargs else [_target_name(node), args]
+            )
         number[node] = len(number)
     return json.dumps(lines, separators=(",", ":"))
 

@@ -89,7 +89,9 @@ class _Cut:
     def _classify(self, nodes: list[fx.Node]) -> None:
         """What depends on a tangent, and what depends on other inputs than parameters."""
         self.on_tangent: set[fx.Node] = set(self.tangents)
-        self.on_data: set[fx.Node] = {n for n, i in self.inputs.items() if not self.code.inputs[i].param}
+        self.on_data: set[fx.Node] = {
+            n for n, i in self.inputs.items() if not self.code.inputs[i].param
+        }
         for node in nodes:
             if node.op == "call_function":
                 if any(arg in self.on_tangent for arg in node.all_input_nodes):

@@ -14,7 +14,7 @@ from piper.bodies.codec import content_hash, decode, encode
 from piper.bodies.joint import trace_joint
 from piper.bodies.partition import Half, partition
 from piper.bodies.routed import Routing, route
-from piper.plan.body_spec import BodySpec, ChunkBodies, TensorSpec
+from piper.plan.body_spec import BodySpec, ChunkBodies
 
 
 class BodyStore:
@@ -86,5 +86,3 @@ def _as_int(size: Any) -> int:
 def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function of a body."""
     return decode(text).forward
-
-

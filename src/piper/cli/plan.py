@@ -13,7 +13,9 @@ from piper.cli.program import add_program_arguments, load_file, trace_file
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("plan", help="compile a model under a strategy")
     add_program_arguments(parser)
-    parser.add_argument("--out", metavar="PLAN.json", help="save the plan, and its bodies beside it")
+    parser.add_argument(
+        "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
+    )
     parser.set_defaults(run=run)
 
 

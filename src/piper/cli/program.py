@@ -21,7 +21,9 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)"
     )
-    group = parser.add_argument_group("strategy", "default: the file's strategy(s), else one device")
+    group = parser.add_argument_group(
+        "strategy", "default: the file's strategy(s), else one device"
+    )
     group.add_argument("--strategy", metavar="FILE.py", help="a Python file with strategy(s)")
     group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks")
     group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
@@ -52,7 +54,9 @@ def load_file(path: str, *needed: str) -> ModuleType:
     return module
 
 
-def chosen_strategy(arguments: argparse.Namespace, module: ModuleType) -> Callable[..., None] | None:
+def chosen_strategy(
+    arguments: argparse.Namespace, module: ModuleType
+) -> Callable[..., None] | None:
     from piper.strategies import parallel
 
     options = ("pp", "dp", "ep", "schedule", "microbatches")

@@ -103,7 +103,7 @@ def order_table(
         )
     made = []
     for rank, row in enumerate(table.rows):
-        groups = []
+        groups: list[tuple[Selector, ...]] = []
         for cell in row:
             members = [_selectors(action, values, tag, microbatch) for action in cell]
             if len(members) == 1:

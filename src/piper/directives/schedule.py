@@ -91,7 +91,13 @@ class Schedule:
             call,
             _show(selector, over=over, zero=zero or None, reduce_stream=reduce_stream),
             lambda g: replicate(
-                g, selector, over=over, zero=zero, reduce_stream=reduce_stream, origin=origin, call=call
+                g,
+                selector,
+                over=over,
+                zero=zero,
+                reduce_stream=reduce_stream,
+                origin=origin,
+                call=call,
             ),
         )
 
@@ -144,9 +150,7 @@ class Schedule:
         else:
             sequence = list(groups)
             shown = ", ".join(_show_group(group) for group in sequence)
-            self._apply(
-                call, f"[{shown}]", lambda g: order(g, sequence, origin=origin, call=call)
-            )
+            self._apply(call, f"[{shown}]", lambda g: order(g, sequence, origin=origin, call=call))
 
     def finish(self) -> Graph:
         """The graph with what the user left open filled in, or the first rule it breaks."""

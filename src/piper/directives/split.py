@@ -57,7 +57,9 @@ def split(
             copy = _copy(node, tag, index, renamed)
             nodes[copy.name] = copy
     splits = (*graph.splits, Split(tag, num, origin))
-    return msgspec.structs.replace(graph, nodes=_forwards_first(nodes), values=values, splits=splits)
+    return msgspec.structs.replace(
+        graph, nodes=_forwards_first(nodes), values=values, splits=splits
+    )
 
 
 def with_tag(name: str, tag: str, value: int) -> str:

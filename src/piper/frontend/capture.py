@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -158,6 +159,19 @@ def source_of(node: fx.Node) -> Source | None:
     return None
 
 
+def first_difference(one: Capture, other: Capture) -> Source | None:
+    """The user's line at which two captures of the same code part."""
+    for mine, theirs in zip_longest(one.graph.nodes, other.graph.nodes):
+        if mine is None or theirs is None or _step_of(mine) != _step_of(theirs):
+            found = [source_of(node) for node in (mine, theirs) if node is not None]
+            return next((source for source in found if source), None)
+    return None
+
+
+def _step_of(node: fx.Node) -> tuple[Any, ...]:
+    return node.op, node.target, node.meta.get("custom"), len(node.all_input_nodes)
+
+
 def _remove_grad_modes(graph: fx.Graph) -> None:
     """Code under no_grad leaves detached, so that a cut can fall anywhere."""
     enabled = True
@@ -194,7 +208,9 @@ def _readable_errors() -> Iterator[None]:
         yield
     except (exc.TorchDynamoException, exc.UserError) as error:
         stack: Any = getattr(error, "real_stack", None) or traceback.StackSummary()
-        frames = [f for f in stack if "/torch/" not in f.filename and "/piper/frontend/" not in f.filename]
+        frames = [
+            f for f in stack if "/torch/" not in f.filename and "/piper/frontend/" not in f.filename
+        ]
         details = [frames[-1].line.strip()] if frames and frames[-1].line else []
         place = f" at {Source(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
         reason, advice = _explain(str(error))

@@ -37,14 +37,14 @@ def replacing_parameters() -> Iterator[None]:
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
                 if tensor is not None:
-                    held[name] = convert(tensor, function)  # type: ignore[assignment]
+                    held[name] = convert(tensor, function)
         depth -= 1
         if depth == 0:
             replaced.clear()
         return module
 
-    nn.Module._apply = apply  # type: ignore[method-assign]
+    nn.Module._apply = apply
     try:
         yield
     finally:
-        nn.Module._apply = original  # type: ignore[method-assign]
+        nn.Module._apply = original

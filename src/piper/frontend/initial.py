@@ -124,4 +124,3 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
                 latest.setdefault(_storage(result), made)
     graph.output((_alias(tensor),))
     return graph, constants
-

@@ -31,7 +31,7 @@ def refuse_mutation(
     position = {node: index for index, node in enumerate(nodes)}
     home: dict[int, int] = {}  # memory -> the chunk that made it
     reached: dict[int, list[fx.Node]] = defaultdict(list)  # memory -> nodes that touch it
-    for node in nodes:
+    for node in chunk_of:
         for memory in _memory(value_of(node)):
             home.setdefault(memory, chunk_of[node])
         for touched in (node, *node.all_input_nodes):
@@ -43,6 +43,8 @@ def refuse_mutation(
             if memory in given:
                 origin = capture.origins[given[memory]]
                 _refuse(node, f"{origin.role} {origin.name} is changed in place")
+            if node not in chunk_of:  # code that every reader has for itself
+                continue
             early = any(
                 chunk_of[other] != home[memory] and position[other] < position[node]
                 for other in reached[memory]
@@ -59,7 +61,7 @@ def _changed(node: fx.Node) -> fx.Node | None:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     in_place = node.target in _IN_PLACE if node.op == "call_function" else False
     in_place = in_place or (str(name).endswith("_") and not str(name).endswith("__"))
-    if not in_place and not (node.kwargs.get("inplace") is True):
+    if not in_place and node.kwargs.get("inplace") is not True:
         return None
     first = node.args[0] if node.args else None
     return first if isinstance(first, fx.Node) else None

@@ -55,7 +55,7 @@ def cut_program(capture: Capture, *, stages: str) -> Traced:
     code = [node for node in regions if node not in free]
     refuse_random(code)
     chunk_of = cut(code, regions)
-    refuse_mutation(code, chunk_of, capture)
+    refuse_mutation(list(regions), chunk_of, capture)
     return _Cutter(capture, regions, free, chunk_of).traced()
 
 
@@ -146,7 +146,8 @@ class _Cutter:
         return [
             node
             for node in nodes
-            if node in results or any(self.chunk_of.get(user, index) != index for user in node.users)
+            if node in results
+            or any(self.chunk_of.get(user, index) != index for user in node.users)
         ]
 
     def _code(

@@ -27,7 +27,7 @@ def assign_regions(capture: Capture, *, stages: str) -> dict[fx.Node, Tags]:
     tags = {node: _own_tags(node, capture) for node in capture.graph.nodes if is_code(node)}
     for node in tags:
         if node.target is operator.getitem:  # parts of a result stay with what made it
-            tags[node] = tags.get(node.args[0], tags[node])  # type: ignore[call-overload]
+            tags[node] = tags.get(node.args[0], tags[node])
     stage_of = _join(capture.graph, {n: t[stages] for n, t in tags.items() if stages in t})
     joined: dict[fx.Node, Tags] = {}
     for node, own in tags.items():
@@ -38,13 +38,18 @@ def assign_regions(capture: Capture, *, stages: str) -> dict[fx.Node, Tags]:
 
 
 def free_code(capture: Capture) -> set[fx.Node]:
-    """Code that depends on neither batch nor parameters (masks, tables): every reader has its own."""
+    """Untagged code that depends on neither batch nor parameters (masks, tables): every reader has
+    its own."""
     free: set[fx.Node] = set()
     for node in capture.graph.nodes:
         if node in capture.origins:
             if capture.origins[node].role == "buffer":
                 free.add(node)
-        elif is_code(node) and all(arg in free for arg in node.all_input_nodes):
+        elif (
+            is_code(node)
+            and not _own_tags(node, capture)
+            and all(arg in free for arg in node.all_input_nodes)
+        ):
             free.add(node)
     return {node for node in free if is_code(node)}
 
@@ -64,7 +69,7 @@ def _module_paths(node: fx.Node) -> list[str]:
     """Names of the modules that a node lies in, inner ones last."""
     paths = []
     for path, _ in (node.meta.get("nn_module_stack") or {}).values():
-        head, found, rest = path.partition(".model")
+        _, found, rest = path.partition(".model")
         if found:
             paths.append(rest.lstrip(".").replace("['", ".").replace("']", ""))
     return paths

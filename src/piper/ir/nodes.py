@@ -89,7 +89,9 @@ class Update(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="update")
 Node = Chunk | Comm | Accumulate | Read | Update
 
 
-def label(phase: str, tags: Tags, *, part: int = 0, parts: int = 1, region: int | None = None) -> str:
+def label(
+    phase: str, tags: Tags, *, part: int = 0, parts: int = 1, region: int | None = None
+) -> str:
     """`F[PP=2,MB=0]`; `F[PP=2.3,MB=0]` for the fourth chunk of a region.
 
     The part follows the last of the region's own tags; `region` says how many of `tags` those are.

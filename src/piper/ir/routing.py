@@ -29,7 +29,10 @@ def expert_form(graph: Graph, node: Chunk) -> tuple[ExpertForm | None, str]:
     num_experts = params[0].shape[0]
     for value in params:
         if value.shape[0] != num_experts:
-            return None, f"parameters disagree on the number of experts ({num_experts} or {value.shape[0]})"
+            return (
+                None,
+                f"parameters disagree on the number of experts ({num_experts} or {value.shape[0]})",
+            )
     counts = [
         index
         for index, value in enumerate(values)
@@ -42,7 +45,9 @@ def expert_form(graph: Graph, node: Chunk) -> tuple[ExpertForm | None, str]:
         index for index, value in enumerate(values) if value.role != "param" and index != counts[0]
     )
     outputs = [graph.values[name] for name in node.outputs if graph.values[name].role != "saved"]
-    lengths = {(graph_value.shape or (0,))[0] for graph_value in (*(values[i] for i in rows), *outputs)}
+    lengths = {
+        (graph_value.shape or (0,))[0] for graph_value in (*(values[i] for i in rows), *outputs)
+    }
     if not rows:
         return None, "it has no token-major input"
     if len(lengths) != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -74,14 +73,14 @@ def select(graph: Graph, selector: Selector, *, call: Call) -> list[str]:
     return found
 
 
-def _candidates(graph: Graph, selector: Selector) -> Iterable[str]:
+def _candidates(graph: Graph, selector: Selector) -> list[str]:
     """The shortest list that surely holds all matches."""
-    lists = [
+    lists: list[list[str]] = [
         graph.by_tag.get((tag, wanted), [])
         for tag, wanted in selector.tags
         if isinstance(wanted, int)
     ]
-    return min(lists, key=len) if lists else graph.nodes
+    return min(lists, key=len) if lists else list(graph.nodes)
 
 
 def _legal(known: dict[str, list[int]]) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm, expert_form
-from piper.ir.values import Value
+from piper.ir.values import Role, Value
 from piper.passes.draft import Draft, at_slice
 from piper.passes.route import Route
 from piper.passes.tangents import sum_tangent
@@ -48,9 +48,7 @@ def bind_bodies(logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpe
 
 
 class _Binder:
-    def __init__(
-        self, logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpec]
-    ) -> None:
+    def __init__(self, logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpec]) -> None:
         self.logical = logical
         self.bodies = bodies
         self.specs = specs
@@ -117,9 +115,9 @@ class _Binder:
             spec = forward.bodies.grads[ref.index]
             made = self._value(name, value.role, spec, node, route, of=value.of)
             if route and ref.index in route.form.rows:
-                local = msgspec.structs.replace(made, name=f"{name}~local")
-                outputs.append(self.draft.value(local))
-                back.append((local.name, msgspec.structs.replace(made, bound=None)))
+                local = self.draft.like(made, f"{name}~local", node.slice)
+                outputs.append(local)
+                back.append((local, msgspec.structs.replace(made, bound=None)))
             else:
                 outputs.append(self.draft.value(made))
         self.draft.node(
@@ -172,7 +170,7 @@ class _Binder:
     def _value(
         self,
         name: str,
-        role: str,
+        role: Role,
         spec: TensorSpec,
         node: Chunk,
         route: Route | None,
@@ -182,7 +180,14 @@ class _Binder:
         bound = spec.shape[0] * route.size if route and spec.dynamic else None
         layout = self.logical.values[name].layout if name in self.logical.values else ()
         return Value(
-            name, role, spec.shape, spec.dtype, layout, of=of, bound=bound, slice=node.slice  # type: ignore[arg-type]
+            name,
+            role,
+            spec.shape,
+            spec.dtype,
+            layout,
+            of=of,
+            bound=bound,
+            slice=node.slice,
         )
 
     def _tangent(self, node: Chunk, output: str) -> str:

@@ -6,7 +6,7 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.graph import Graph
-from piper.ir.nodes import Comm, Node
+from piper.ir.nodes import Node
 from piper.ir.values import Value
 from piper.mesh import Slice
 

@@ -64,7 +64,7 @@ class _Emitter:
         return RankClass(at, tuple(self.slots), tasks, self._results(at))
 
     def _results(self, at: Slice) -> dict[str, int]:
-        found = {}
+        found: dict[str, int] = {}
         for what in ("loss", "count"):
             for name in (f"{what}@{at}", f"sum.{what}@{at}"):
                 if name in self.slot_of:

@@ -29,7 +29,7 @@ def waits_of(
         mine[stream] = index
         seen.append(list(mine))
         if index in blocking:
-            for other in known:
-                other[:] = map(max, other, mine)
+            for clock in known:
+                clock[:] = map(max, clock, mine)
         waits.append(tuple(sorted(needed)))
     return waits

@@ -29,7 +29,9 @@ def update_parameters(draft: Draft, divisor: Divisor) -> None:
     for node in list(draft.nodes.values()):
         if isinstance(node, Chunk) and node.phase == "B":
             _accumulate(draft, node)
-    bundles: dict[tuple[tuple[Slice, ...], tuple[str, ...], str, int], list[str]] = defaultdict(list)
+    bundles: dict[tuple[tuple[Slice, ...], tuple[str, ...], str, int], list[str]] = defaultdict(
+        list
+    )
     for name, param in params.items():
         if param.contributing:
             slices = tuple(sorted(param.slices))
@@ -111,9 +113,7 @@ def _gradient(draft: Draft, name: str, at: Slice, param: _Parameter) -> str:
         return at_slice(f"grad.{name}", at)
     like = draft.values[at_slice(name, at)]
     dtype = accumulation_dtype(like.dtype)
-    return draft.like(
-        like, at_slice(f"zeros.{name}", at), at, role="constant", dtype=dtype, of="0"
-    )
+    return draft.like(like, at_slice(f"zeros.{name}", at), at, role="constant", dtype=dtype, of="0")
 
 
 def _reduce(

@@ -103,4 +103,3 @@ class Route:
                 reverse=reverse,
             )
         )
-

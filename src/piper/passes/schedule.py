@@ -38,7 +38,9 @@ class _Simulation:
         for targets in self.following.values():
             for target in targets:
                 self.missing[target] += 1
-        self.rank = {name: _rank(graph, node, i) for i, (name, node) in enumerate(graph.nodes.items())}
+        self.rank = {
+            name: _rank(graph, node, i) for i, (name, node) in enumerate(graph.nodes.items())
+        }
         self.ready: dict[_Queue, list[tuple[tuple[int, int, int], str]]] = defaultdict(list)
         self.later: dict[_Queue, list[tuple[float, tuple[int, int, int], str]]] = defaultdict(list)
         self.free_at: dict[_Queue, float] = defaultdict(float)

@@ -22,8 +22,9 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place for one tensor on each rank of a class.
 
     `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0 along
-    `split_over`; `grad` sums that parameter's gradient and stays; `sum` is added into within a step; `batch` is leaf `source` of the rank's microbatch; `constant`
-    holds the number `source`; the rest are written and freed within a step.
+    `split_over`; `grad` sums that parameter's gradient and stays; `sum` is added into within a step;
+    `batch` is leaf `source` of the rank's microbatch; `constant` holds the number `source`; the rest are
+    written and freed within a step.
     """
 
     name: str

@@ -71,7 +71,9 @@ class LocalPool:
                 found[receive(connection)] = connection
             for rank, process in enumerate(self.processes):
                 if process.poll() is not None:
-                    raise RunError(f"rank {rank} ended at its start (exit code {process.returncode})")
+                    raise RunError(
+                        f"rank {rank} ended at its start (exit code {process.returncode})"
+                    )
             if time.monotonic() > deadline:
                 missing = sorted(set(range(self.num_ranks)) - found.keys())
                 raise RunError(f"ranks {missing} did not start within {START_SECONDS} s")

@@ -12,7 +12,9 @@ from piper.bodies.store import load
 from piper.plan.types import ModelTensor
 
 
-def initial_value(name: str, tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int) -> Tensor:
+def initial_value(
+    name: str, tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int
+) -> Tensor:
     """The whole tensor, on the CPU."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -50,7 +50,9 @@ class Worker:
         self.slots: list[Any] = [None] * len(self.me.slots)
         self.batch_slots = [(i, s) for i, s in enumerate(self.me.slots) if s.kind == "batch"]
         self._fill_model(bodies)
-        self._functions = {task.body: load(bodies[task.body]) for task in self.me.tasks if task.body}
+        self._functions = {
+            task.body: load(bodies[task.body]) for task in self.me.tasks if task.body
+        }
         prepare = {
             "run": self._run, "add": self._add, "read": self._read, "update": self._update,
             "send": self._exchange, "recv": self._exchange, "all_reduce": self._exchange,
@@ -80,7 +82,12 @@ class Worker:
     # One function per kind of task: given the task, returns what to call when it starts.
 
     def _run(self, task: Task) -> Start:
-        function, slots, reads, writes = self._functions[task.body], self.slots, task.reads, task.writes
+        function, slots, reads, writes = (
+            self._functions[task.body],
+            self.slots,
+            task.reads,
+            task.writes,
+        )
 
         def start() -> None:
             results = function(*[slots[i] for i in reads])
@@ -123,7 +130,7 @@ class Worker:
         grads, counts = task.reads[: len(params)], task.reads[len(params) :]
 
         def start() -> None:
-            divisor = self.slots[counts[0]] if counts else task.count
+            divisor: Any = self.slots[counts[0]] if counts else task.count
             if counts and float(divisor) == 0:
                 raise RunError("the total count of the batch is 0: there is nothing to average")
             updater.step([self.slots[i] for i in grads], divisor)

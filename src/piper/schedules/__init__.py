@@ -38,4 +38,13 @@ def schedule(
     return SCHEDULES[name](num_ranks=num_ranks, num_microbatches=num_microbatches, **more)
 
 
-__all__ = ["SCHEDULES", "Action", "Table", "gpipe", "interleaved_1f1b", "num_stages_vary", "one_f_one_b", "schedule"]
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Table",
+    "gpipe",
+    "interleaved_1f1b",
+    "num_stages_vary",
+    "one_f_one_b",
+    "schedule",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper.errors import ScheduleError
-from piper.schedules.table import Action, Table, check_sizes, make_table
+from piper.schedules.table import Action, Table, check_sizes, make_table, schedule_call
 
 
 def interleaved_1f1b(*, num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) -> Table:
@@ -22,8 +22,8 @@ def interleaved_1f1b(*, num_ranks: int, num_microbatches: int, stages_per_rank: 
     if num_microbatches % num_ranks:
         up = -(-num_microbatches // num_ranks) * num_ranks
         raise ScheduleError(
-            f"schedule {name}: {num_microbatches} microbatches do not make whole rounds of "
-            f"{num_ranks} ranks",
+            f"{num_microbatches} microbatches do not make whole rounds of {num_ranks} ranks",
+            call=schedule_call(name),
             legal=f"a multiple of {num_ranks}: {up} microbatches",
         )
     total = num_microbatches * stages_per_rank

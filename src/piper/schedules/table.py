@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from piper.errors import ScheduleError
+from piper.errors import Call, ScheduleError, user_source
 
 Kind = Literal["F", "B", "BI", "BW"]
 _LETTER = {"F": "F", "B": "B", "BI": "I", "BW": "W"}
@@ -74,10 +74,17 @@ def make_table(
     return Table(name, num_stages, num_microbatches, cells)
 
 
+def schedule_call(name: str) -> Call:
+    """Who asked for a schedule, for errors."""
+    return Call(f"schedule {name}", user_source())
+
+
 def check_sizes(name: str, *, at_least: int = 1, **sizes: int) -> None:
     """Raise unless every size is at least `at_least`."""
     for what, size in sizes.items():
         if size < at_least:
             raise ScheduleError(
-                f"schedule {name}: {what} is {size}", legal=f"{what} of at least {at_least}"
+                f"{what} is {size}",
+                call=schedule_call(name),
+                legal=f"{what} of at least {at_least}",
             )

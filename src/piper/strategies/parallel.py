@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from piper.directives.schedule import Schedule
 from piper.errors import MeshError, ScheduleError
-from piper.ir.select import where
+from piper.ir.select import Selector, where
 from piper.schedules import num_stages_vary
 from piper.schedules import schedule as make_table
 from piper.schedules.table import Table
@@ -54,11 +54,11 @@ def parallel(
             stages = [regions[i : i + size] for i in range(0, len(regions), size)]
             for stage, members in enumerate(stages):
                 for region in members:
-                    s.place(where(**{stage_tag: region}), mesh.at(pp=table.rank_of(stage)))
+                    s.place(tagged(stage_tag, region), mesh.at(pp=table.rank_of(stage)))
         if ep > 1:
-            s.replicate(where(**{expert_tag: None}), over=("dp", "ep"))
-            s.replicate(where(**{expert_tag: "*"}), over="dp")
-            s.shard(where(**{expert_tag: "*"}), over="ep")
+            s.replicate(tagged(expert_tag, None), over=("dp", "ep"))
+            s.replicate(tagged(expert_tag, "*"), over="dp")
+            s.shard(tagged(expert_tag, "*"), over="ep")
         else:
             s.replicate(where(), over=("dp", "ep"))
         s.split(where(), "MB", microbatches)
@@ -80,3 +80,7 @@ def _table(name: str, num_ranks: int, num_microbatches: int, num_regions: int) -
             stages_per_rank=per_rank,
         )
     return make_table(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
+
+
+def tagged(tag: str, value: int | str | None) -> Selector:
+    return Selector(((tag, value),))

@@ -1,0 +1,28 @@
+"""A call that no graph can hold."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        with open("log") as file:
+            file.read()
+        return x
+
+
+def model() -> nn.Module:
+    return Model()
+
+
+def batch() -> torch.Tensor:
+    return torch.ones(8, 6)
+
+
+def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).mean()

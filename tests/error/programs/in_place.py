@@ -1,0 +1,27 @@
+"""A buffer is changed by the forward."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.layer(x) * self.seen
+
+
+def model() -> nn.Module:
+    return Model()
+
+
+def batch() -> torch.Tensor:
+    return torch.ones(8, 6)
+
+
+def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).mean()

@@ -1,0 +1,10 @@
+"""A tag in lower case."""
+
+from _model import batch, model, step  # noqa: F401
+
+from piper import Schedule, where
+
+
+def strategy(s: Schedule) -> None:
+    mesh = s.mesh(pp=2)
+    s.place(where(pp=0), mesh.at(pp=0))
