@@ -44,7 +44,9 @@ class MoE(nn.Module):
         tokens, expert = x.flatten(0, 1), route.flatten()
         order = expert.argsort(stable=True)
         weight = self.gate(tokens).softmax(-1).gather(1, expert[:, None])
-        counts = torch.zeros(EXPERTS, dtype=torch.int64).scatter_add(0, expert, expert * 0 + 1)
+        counts = torch.zeros(EXPERTS, dtype=torch.int64, device=x.device).scatter_add(
+            0, expert, expert * 0 + 1
+        )
         rows = tokens.index_select(0, order)
         with piper.annotate("EP"):
             rows = self.experts(rows, counts)

@@ -58,7 +58,7 @@ def trace_joint(code: ChunkCode, *, device: str, run: Run | None = None) -> Join
 
 
 def runner(code: ChunkCode, *, device: str) -> Run:
-    """A function that runs the captured code, with its device constants moved to `device`."""
+    """A function that runs the captured code on `device`: named devices and the default one move."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(code.graph, {}))
     for node in graph.nodes:
@@ -67,7 +67,13 @@ def runner(code: ChunkCode, *, device: str) -> Run:
     root = torch.nn.Module()
     for name, constant in code.constants.items():
         root.register_buffer(name, constant.to(device))
-    return fx.GraphModule(root, graph).forward
+    forward = fx.GraphModule(root, graph).forward
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        with torch.device(device):
+            return forward(*inputs)
+
+    return run
 
 
 def _moved(arg: Any, device: str) -> Any:

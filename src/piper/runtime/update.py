@@ -13,18 +13,24 @@ class Updater:
     """Steps `params` in place. Low-precision parameters have masters of the gradients' dtype."""
 
     def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
-        self.params = params
         self.masters = [torch.nn.Parameter(_master(param)) for param in params]
+        pairs = zip(params, self.masters, strict=True)
+        self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
         make = getattr(torch.optim, optimizer.name)
         self.optimizer = make(self.masters, **optimizer.options)
 
-    def step(self, grads: list[Tensor], divisor: float | Tensor | None) -> None:
+    def step(self, grads: list[Tensor], divisor: float | Tensor) -> None:
+        """One step with the gradients' sums over their count."""
+        if isinstance(divisor, float) and divisor != 1.0:
+            torch._foreach_div_(grads, divisor)
+        elif isinstance(divisor, Tensor):
+            for grad in grads:
+                grad.div_(divisor)
         for master, grad in zip(self.masters, grads, strict=True):
-            master.grad = grad.div_(divisor) if divisor is not None else grad
+            master.grad = grad
         self.optimizer.step()
-        for param, master in zip(self.params, self.masters, strict=True):
-            if param.data_ptr() != master.data_ptr():
-                param.copy_(master)
+        if self.narrow:
+            torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
 
 
 def _master(param: Tensor) -> Tensor:

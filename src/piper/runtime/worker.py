@@ -98,18 +98,23 @@ class Worker:
 
     def _add(self, task: Task) -> Start:
         slots = self.slots
-        dtypes = [getattr(torch, self.me.slots[i].dtype) for i in task.writes]
-        stays = [self.me.slots[i].kind == "grad" for i in task.writes]
-        plan = list(zip(task.reads, task.writes, task.first, stays, dtypes, strict=True))
+        pairs = list(zip(task.reads, task.writes, task.first, strict=True))
+        stays = {i for i in task.writes if self.me.slots[i].kind == "grad"}
+        copied = [(source, total) for source, total, first in pairs if first and total in stays]
+        added = [(source, total) for source, total, first in pairs if not first]
+        made = [
+            (source, total, getattr(torch, self.me.slots[total].dtype))
+            for source, total, first in pairs
+            if first and total not in stays
+        ]
 
         def start() -> None:
-            for source, total, first, stay, dtype in plan:
-                if not first:
-                    slots[total].add_(slots[source])
-                elif stay:
-                    slots[total].copy_(slots[source])
-                else:
-                    slots[total] = slots[source].to(dtype, copy=True)
+            if copied:
+                torch._foreach_copy_([slots[t] for _, t in copied], [slots[s] for s, _ in copied])
+            if added:
+                torch._foreach_add_([slots[t] for _, t in added], [slots[s] for s, _ in added])
+            for source, total, dtype in made:
+                slots[total] = slots[source].to(dtype, copy=True)
 
         return start
 
