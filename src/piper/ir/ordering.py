@@ -19,11 +19,14 @@ def resolve_orders(graph: Graph, calls: Sequence[Call]) -> tuple[OrderEdge, ...]
     """All order edges of the graph. `calls[origin]` is the directive, for errors.
 
     On each slice the nodes of one group follow those of the group before; the members of a group
-    take turns. Nothing is ever ordered across slices.
+    take turns. Nothing is ever ordered across slices. Communication exists in a physical graph only, so
+    that orders that name some are resolved there.
     """
     edges: list[OrderEdge] = []
     place: dict[tuple[int, str], int] = {}  # (order number, node) -> its group
     for number, order in enumerate(graph.orders):
+        if graph.level == "logical" and any(s.comm for group in order.groups for s in group):
+            continue
         for sequence in _sequences(graph, order, calls[order.origin], number, place):
             edges += [OrderEdge(a, b, order.origin) for a, b in pairwise(sequence)]
     cycle = find_cycle(graph, extra=tuple(edges))

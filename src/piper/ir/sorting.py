@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 
+import msgspec
+
+from piper.errors import PlanError
 from piper.ir.graph import Graph, OrderEdge
 
 
@@ -16,6 +20,29 @@ def successors(graph: Graph, extra: tuple[OrderEdge, ...] = ()) -> dict[str, lis
     for edge in (*graph.edges, *extra):
         found[edge.before].append(edge.after)
     return found
+
+
+def sorted_topologically(graph: Graph) -> Graph:
+    """The same graph with every node after those it waits for; otherwise the order stays."""
+    following = successors(graph)
+    waiting = dict.fromkeys(graph.nodes, 0)
+    for targets in following.values():
+        for target in targets:
+            waiting[target] += 1
+    position = {name: index for index, name in enumerate(graph.nodes)}
+    ready = [position[name] for name, count in waiting.items() if count == 0]
+    names = list(graph.nodes)
+    order = []
+    while ready:
+        name = names[heapq.heappop(ready)]
+        order.append(name)
+        for target in following[name]:
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                heapq.heappush(ready, position[target])
+    if len(order) != len(names):
+        raise PlanError("the graph has a cycle", details=[" -> ".join(find_cycle(graph))])
+    return msgspec.structs.replace(graph, nodes={name: graph.nodes[name] for name in order})
 
 
 def find_cycle(graph: Graph, extra: tuple[OrderEdge, ...] = ()) -> list[str]:

@@ -9,6 +9,7 @@ import msgspec
 from piper.errors import Call, SplitError
 from piper.ir.graph import Graph
 from piper.ir.ordering import resolve_orders
+from piper.ir.sorting import sorted_topologically
 from piper.ir.verify import verify
 from piper.mesh import Slice
 from piper.passes.bind import GetBodies, bind_bodies
@@ -55,7 +56,7 @@ def lower_graph(
     divisor = report_loss(draft, slices, data_axes(logical))
     update_parameters(draft, divisor)
     transfer_values(draft)
-    graph = draft.graph()
+    graph = sorted_topologically(draft.graph())
     graph = msgspec.structs.replace(graph, edges=resolve_orders(graph, calls))
     graph = schedule(graph, flops)
     verify(graph)
