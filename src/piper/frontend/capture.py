@@ -45,6 +45,9 @@ class Capture:
     count: fx.Node | None
 
 
+_WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
+
+
 class _Whole(nn.Module):
     def __init__(self, model: nn.Module, step: Step) -> None:
         super().__init__()
@@ -52,7 +55,18 @@ class _Whole(nn.Module):
         self.step = step
 
     def forward(self, batch: Any) -> Any:
-        return self.step(self.model, batch)
+        result = self.step(self.model, batch)
+        if isinstance(result, Tensor):
+            return result
+        if not isinstance(result, tuple | list):
+            raise TypeError(_WRONG_RESULT)
+        # A number would be baked in and vanish from the graph's results; as a tensor it stays.
+        return tuple(
+            r
+            if isinstance(r, Tensor)
+            else torch.full_like(result[0].detach(), r, dtype=torch.float64)
+            for r in result
+        )
 
 
 def batch_leaves(batch: Any) -> dict[str, Tensor]:
@@ -222,6 +236,8 @@ def _readable_errors() -> Iterator[None]:
 def _explain(text: str) -> tuple[str, str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0] if lines else "graph break"
+    if _WRONG_RESULT in text:
+        return _WRONG_RESULT, "a tensor with one element, or a pair of such"
     lowered = text.lower()
     if "data-dependent" in lowered or "dynamic control flow" in lowered or "item()" in lowered:
         return reason, "compute both sides and choose with torch.where; keep numbers as tensors"

@@ -49,6 +49,7 @@ class _Emitter:
         self.groups = groups
         self.slots: list[Slot] = []
         self.slot_of: dict[str, int] = {}
+        self.started: set[str] = set()  # sums that some task has begun
         self.position = {node.name: index for index, node in enumerate(nodes)}
 
     def rank_class(self, at: Slice) -> RankClass:
@@ -86,7 +87,8 @@ class _Emitter:
             case Chunk():
                 return Task(kind="run", writes=writes, body=node.body, **common)  # type: ignore[arg-type]
             case Accumulate():
-                first = tuple(self._starts(node, name) for name in node.outputs)
+                first = tuple(name not in self.started for name in node.outputs)
+                self.started.update(node.outputs)
                 return Task(kind="add", writes=writes, first=first, **common)  # type: ignore[arg-type]
             case Read():
                 group = self.groups[node.group]
@@ -108,11 +110,6 @@ class _Emitter:
 
     def _wire(self, name: str) -> bool:
         return self.graph.values[name].role == "wire"
-
-    def _starts(self, node: Accumulate, total: str) -> bool:
-        """Whether this is the first of the nodes that add into a sum."""
-        writers = self.graph.producers[total]
-        return min(writers, key=self.position.__getitem__) == node.name
 
     def _slot(self, name: str) -> int:
         if name not in self.slot_of:

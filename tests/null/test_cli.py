@@ -1,0 +1,70 @@
+"""The command line: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from piper.cli.main import main
+from piper.plan.types import plan_from_json
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PP_DP_EP = ["--pp", "2", "--dp", "2", "--ep", "2", "--schedule", "1f1b", "--microbatches", "2"]
+
+
+def test_plan_shows_directives_and_writes_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    assert main(["plan", str(EXAMPLES / "moe.py"), *PP_DP_EP, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "s.shard(where(EP='*'), over='ep')" in printed
+    plan = plan_from_json(out.read_bytes())
+    assert plan.content_hash() in printed
+    bodies = json.loads((tmp_path / "plan.bodies.json").read_text())
+    assert set(plan.bodies) == set(bodies)
+
+
+def test_verify_says_exact_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(EXAMPLES / "moe.py"), *PP_DP_EP, "--adversary", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exact"] and found["gradient"] <= 1e-10 and found["differing_replicas"] == []
+
+
+def test_verify_ends_with_1_above_the_bounds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runtime that forgets to average over the data ranks is caught."""
+    from piper.runtime.update import Updater
+
+    step = Updater.step
+    monkeypatch.setattr(
+        Updater, "step", lambda self, grads, divisor: step(self, grads, divisor / 2)
+    )
+    assert main(["verify", str(EXAMPLES / "dense.py"), "--dp", "2", "--steps", "1"]) == 1
+    assert "ABOVE THE BOUND" in capsys.readouterr().out
+
+
+def test_a_strategy_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from piper import where\n\n\ndef strategy(s):\n"
+        "    s.mesh(dp=4)\n    s.replicate(where(), over='dp')\n"
+    )
+    arguments = ["plan", str(EXAMPLES / "dense.py"), "--strategy", str(file), "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["num_ranks"] == 4 and found["mesh"] == {"dp": 4}
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from piper.cli.main import main\ntry: main(['--help'])\n" \
+        "except SystemExit: pass\nassert 'torch' not in sys.modules"  # fmt: skip
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    assert time.perf_counter() - start < 2.0
