@@ -11,7 +11,7 @@ from torch import nn
 import piper
 from piper.api.program import Program
 from piper.bodies.codec import content_hash, decode, encode
-from piper.errors import TraceError
+from piper.errors import PlanError, TraceError
 from piper.runtime.weights import initial_value
 
 
@@ -210,3 +210,11 @@ def test_a_tensor_from_outside_the_model_is_refused() -> None:
     outside = torch.ones(6)
     with pytest.raises(TraceError, match="neither a parameter, a buffer nor part of the batch"):
         piper.trace(Net, torch.ones(8, 6), lambda model, batch: (model(batch) * outside).mean())
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(PlanError, match="no kind of device is called 'tpu'"):
+        _trace(Net).lower(device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(PlanError, match="there is no CUDA device here"):
+            _trace(Net).lower(device="cuda")

@@ -35,6 +35,11 @@ class Job:
     def launch(self, launcher: str | LocalPool = "local", **options: Any) -> Run:
         """Start the workers: `"local"` processes, `"loopback"` in this process, or `"single"` for a
         plan of one rank on its device. A LocalPool is used and left running."""
+        if launcher != "single" and self.plan.device != "cpu":
+            raise RunError(
+                f"the plan is for {self.plan.device}, where only one rank can run so far",
+                legal='launch("single"), or lower(device="cpu")',
+            )
         if isinstance(launcher, LocalPool):
             return Run(self.plan, LocalRun(self.plan, self.bodies, pool=launcher))
         if launcher == "loopback":

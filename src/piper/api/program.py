@@ -11,6 +11,7 @@ from torch import nn
 
 from piper.api.job import Job
 from piper.api.source import Source
+from piper.bodies.device import check_device
 from piper.bodies.routed import Routing
 from piper.directives.schedule import Schedule
 from piper.errors import Call
@@ -70,6 +71,7 @@ class Program:
             return self._lower(optimizer or Optimizer("SGD", {"lr": 0.1}), device, seed)
 
     def _lower(self, optimizer: Optimizer, device: str, seed: int) -> Job:
+        check_device(device)
         logical = Schedule(self.graph, self.history).finish()
         calls: list[Call] = [record.call for record in self.history]
         rows = local_rows(logical, self.source.batch_size, calls)

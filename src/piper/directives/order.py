@@ -27,7 +27,10 @@ def order(graph: Graph, groups: Sequence[Group], *, origin: int, call: Call) -> 
         F[MB=0]  F[MB=1]  ->  F[MB=0] => F[MB=1] on every slice; nothing waits across slices
 
     Example:
-        >>> s.order([where(MB=0), where(MB=1)])  # doctest: +SKIP
+        >>> s.split(where(), "MB", 2)
+        >>> s.order([where(MB=0, phase="F"), where(MB=1, phase="F")])
+        >>> print(s.history[-1])
+        s.order([where(MB=0, phase='F'), where(MB=1, phase='F')])
     """
     made = tuple((group,) if isinstance(group, Selector) else tuple(group) for group in groups)
     if len(made) < 2 or not all(made):
@@ -63,7 +66,10 @@ def order_table(
         row r = 0F0 0F1 0B0 ...  ->  F[PP=0,MB=0] => F[PP=0,MB=1] => B[PP=0,MB=0] => ... at pp=r
 
     Example:
-        >>> s.order(piper.schedules.gpipe(num_ranks=2, num_microbatches=4))  # doctest: +SKIP
+        >>> s.split(where(), "MB", 4)
+        >>> s.order(piper.schedules.gpipe(num_ranks=2, num_microbatches=4))
+        >>> [str(order.only) for order in s.graph.orders]
+        ['pp=0', 'pp=1']
     """
     sizes = dict(graph.mesh.axes)
     if axis not in sizes:

@@ -22,7 +22,9 @@ def place(graph: Graph, selector: Selector, at: Slice, *, origin: int, call: Cal
         F[PP=0] -> F[PP=0] at pp=0
 
     Example:
-        >>> s.place(where(PP=0), mesh.at(pp=0))  # doctest: +SKIP
+        >>> s.place(where(PP=0), mesh.at(pp=0))
+        >>> print(s.graph.nodes["F[PP=0,EP=0]"].slice)
+        pp=0
     """
     sizes = dict(graph.mesh.axes)
     for axis, coordinate in at.fixed:

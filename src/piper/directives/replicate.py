@@ -32,7 +32,9 @@ def replicate(
         all_reduce over dp before the Update
 
     Example:
-        >>> s.replicate(where(PP=0, EP=None), over="dp")  # doctest: +SKIP
+        >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"))
+        >>> s.graph.values["d.stages.0.mlp.weight/2"].layout
+        (('dp', 'partial'), ('ep', 'partial'))
     """
     if zero != 0:
         raise AxisError(

@@ -35,7 +35,9 @@ def shard(
         all_to_all(counts); read; all_to_all(x); F[EP=0] (x' counts' w/R) -> (y'); all_to_all(y')
 
     Example:
-        >>> s.shard(where(EP="*"), over="ep")  # doctest: +SKIP
+        >>> s.shard(where(EP="*"), over="ep")
+        >>> s.graph.values["stages.0.moe.experts.up"].layout
+        (('ep', 'split(0)'),)
     """
     axes = axes_of(graph, over, call=call)
     names = select(graph, selector, call=call)

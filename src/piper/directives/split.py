@@ -27,7 +27,9 @@ def split(
         F[PP=0] (x) -> (y)  becomes  F[PP=0,MB=0] (x[MB=0]) -> (y[MB=0]), F[PP=0,MB=1] ...
 
     Example:
-        >>> s.split(where(), "MB", 8)  # doctest: +SKIP
+        >>> s.split(where(), "MB", 2)
+        >>> [name for name in s.graph.nodes if name.startswith("F[PP=0,EP=0")]
+        ['F[PP=0,EP=0,MB=0]', 'F[PP=0,EP=0,MB=1]']
     """
     names = select(graph, selector, call=call)
     if len(names) != len(graph.nodes):

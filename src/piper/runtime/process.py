@@ -58,8 +58,8 @@ def main(rank: int, num_ranks: int, address: str, store: str) -> None:
             if name == "close":
                 break
             send(connection, _answer(process, name, payload))
-    except (EOFError, KeyboardInterrupt):
-        pass  # the driver is gone
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        pass  # the driver is gone, or wants us gone
     finally:
         dist.destroy_process_group()
 

@@ -1,0 +1,18 @@
+"""Devices that bodies can be made for."""
+
+from __future__ import annotations
+
+import torch
+
+from piper.errors import PlanError
+
+
+def check_device(device: str) -> None:
+    """Raise unless bodies for this kind of device can be traced here.
+
+    Tracing with fake CUDA tensors on a machine without CUDA would end the process (torch 2.11 and 2.13).
+    """
+    if device not in ("cpu", "cuda"):
+        raise PlanError(f"no kind of device is called {device!r}", legal="cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise PlanError("there is no CUDA device here to make bodies for", legal="device='cpu'")
