@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from piper.api.verify import compare
+from piper.train.verify import compare
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,10 +9,10 @@ import pytest
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.api.verify import compare, train_one_device
 from piper.errors import RunError
 from piper.plan.types import Plan, RankClass, Task
 from piper.runtime.loopback import Loopback
+from piper.train.verify import compare, train_one_device
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of
 

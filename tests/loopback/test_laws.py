@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import piper
-from piper.api.verify import compare, relative_error, train, train_one_device
+from piper.train.verify import compare, relative_error, train, train_one_device
 from tests.strategies import strategies, strategy_of
 from tests.zoo import CASES, batches_of, program_of
 

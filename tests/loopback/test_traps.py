@@ -14,12 +14,12 @@ import piper
 from piper import where
 from piper.api.job import Job
 from piper.api.program import Program
-from piper.api.verify import compare, train_one_device
 from piper.bodies.codec import decode
 from piper.bodies.joint import runner
 from piper.bodies.store import BodyStore
 from piper.errors import ScheduleError, TraceError
 from piper.strategies import parallel
+from piper.train.verify import compare, train_one_device
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from piper.api.verify import compare
+from piper.train.verify import compare
 from tests.procs.conftest import GetPool
 from tests.strategies import strategies, strategy_of
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of

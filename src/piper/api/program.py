@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
 from piper.api.source import Source
@@ -27,6 +25,9 @@ from piper.passes.emit import emit
 from piper.passes.lower import data_axes, local_rows, lower_graph
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import BatchLeaf, Optimizer, Plan
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Strategy = Callable[[Schedule], None]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
-
+from piper.bodies.leaves import batch_leaves
 from piper.errors import RunError
-from piper.frontend.capture import batch_leaves
-from piper.plan.types import Plan, bind
+from piper.plan.types import Plan
+from piper.runtime.assemble import differing_copies, whole_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Workers(Protocol):
@@ -62,39 +63,15 @@ class Run:
 
     def parameters(self) -> dict[str, Tensor]:
         """All parameters, whole."""
-        return self._whole("param")
+        return whole_tensors(self.plan, "param", self.workers.tensors("param"))
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""
-        return self._whole("grad")
+        return whole_tensors(self.plan, "grad", self.workers.tensors("grad"))
 
     def differing_replicas(self) -> list[str]:
         """Names of parameters whose copies are not bit-equal; empty is right."""
-        found = []
-        for name, parts in self._copies("param").items():
-            for copies in parts.values():
-                if any(not torch.equal(copies[0], copy) for copy in copies[1:]):
-                    found.append(name)
-        return found
-
-    def _copies(self, kind: str) -> dict[str, dict[int, list[Tensor]]]:
-        """Name -> part of dim 0 -> that part on every rank that has it."""
-        found: dict[str, dict[int, list[Tensor]]] = {}
-        for rank, tensors in enumerate(self.workers.tensors(kind)):
-            me = bind(self.plan, rank)
-            for slot in me.slots:
-                if slot.kind == kind:
-                    part, _ = me.part_of(slot, self.plan.mesh)
-                    copies = found.setdefault(slot.source, {}).setdefault(part, [])
-                    copies.append(tensors[slot.source])
-        return found
-
-    def _whole(self, kind: str) -> dict[str, Tensor]:
-        whole = {}
-        for name, parts in self._copies(kind).items():
-            pieces = [parts[part][0] for part in sorted(parts)]
-            whole[name] = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
-        return whole
+        return differing_copies(self.plan, "param", self.workers.tensors("param"))
 
     def close(self) -> None:
         self.workers.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
+from piper.bodies.leaves import batch_leaves
 from piper.bodies.store import BodyStore
 from piper.errors import TraceError
-from piper.frontend.capture import Capture, Step, batch_leaves, capture, first_difference
+from piper.frontend.capture import Capture, Step, capture, first_difference
 from piper.frontend.program import Traced, cut_program
 from piper.plan.types import ModelTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class Source:

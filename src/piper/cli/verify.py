@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     import piper
-    from piper.api.precision import doubled
-    from piper.api.verify import (
+    from piper.train.precision import doubled
+    from piper.train.verify import (
         GRADIENT_BOUND,
         LOSS_BOUND,
         PARAMETER_BOUND,

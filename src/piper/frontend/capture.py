@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
+from piper.bodies.initial import Initializers, recording
+from piper.bodies.leaves import batch_leaves, map_leaves
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.conversion import replacing_parameters
-from piper.frontend.initial import Initializers, recording
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -69,23 +69,6 @@ class _Whole(nn.Module):
         )
 
 
-def batch_leaves(batch: Any) -> dict[str, Tensor]:
-    """The tensors of a batch by the name of their place in it."""
-    leaves, _ = pytree.tree_flatten_with_path(batch)
-    found = {}
-    for path, leaf in leaves:
-        if isinstance(leaf, Tensor):
-            found["batch" + "".join(_path_word(key) for key in path)] = leaf
-    return found
-
-
-def _path_word(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return f".{getattr(key, attribute)}"
-    return f".{key}"
-
-
 def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows: int) -> Capture:
     """Capture `step` on a batch like `batch` with `rows` samples; no memory is taken for weights."""
     torch._dynamo.reset()
@@ -94,7 +77,7 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
     with mode, replacing_parameters(), recording() as initializers:
         model = make_model()
     with mode:
-        fake_batch = pytree.tree_map(lambda leaf: _fake_leaf(leaf, rows), batch)
+        fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows), batch)
     whole = _Whole(model, step)
     with _quiet(), torch.fx.traceback.preserve_node_meta(), _readable_errors():
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
@@ -122,9 +105,7 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
     return Capture(graph, constants, origins, model, initializers, loss, count)
 
 
-def _fake_leaf(leaf: Any, rows: int) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
+def _fake_leaf(leaf: Tensor, rows: int) -> Tensor:
     return torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype)
 
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
+
+from piper.bodies.leaves import map_leaves
 
 
 def doubled(batch: Any) -> Any:
     """The batch with its floating-point tensors in float64."""
-
-    def convert(leaf: Any) -> Any:
-        floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
-        return leaf.to(torch.float64) if floating else leaf
-
-    return pytree.tree_map(convert, batch)
+    return map_leaves(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
 
 
 def doubled_model(make_model: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

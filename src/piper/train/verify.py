@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.bodies.leaves import map_leaves
 from piper.runtime.weights import initial_value
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
@@ -125,10 +125,8 @@ def _load_initial(model: nn.Module, job: Job) -> None:
 
 
 def _rows(batch: Any, piece: int, pieces: int) -> Any:
-    def part(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
+    def part(leaf: Tensor) -> Tensor:
         rows = leaf.shape[0] // pieces
         return leaf[piece * rows : (piece + 1) * rows]
 
-    return pytree.tree_map(part, batch)
+    return map_leaves(part, batch)

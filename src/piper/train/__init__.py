@@ -1,0 +1,1 @@
+"""Training: so far, a job's training compared with one device's."""
