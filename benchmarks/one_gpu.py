@@ -120,7 +120,7 @@ def speed(dtype: torch.dtype) -> None:
     named = dict(model.named_parameters())
     with torch.no_grad():
         for name, spec in job.plan.tensors.items():
-            named[name].copy_(initial_value(name, spec, job.bodies, seed=0))
+            named[name].copy_(initial_value(spec, job.bodies, seed=0))
     plain = eager(copy.deepcopy(model).cuda(), batch)
     with job.launch("single") as run:
         first = (run.step(batch).loss, plain())

@@ -85,7 +85,7 @@ def test_values_are_freed_within_a_step() -> None:
                 for slot, value in zip(worker.me.slots, worker.slots, strict=True)
                 if value is not None and slot.kind in ("temp", "batch", "host", "sum")
             ]
-            assert all(name.startswith(("loss@", "sum.loss@")) for name in kept), kept
+            assert all(name.startswith(("$loss@", "$sum.loss@")) for name in kept), kept
 
 
 def test_silence_about_order_is_filled_in() -> None:

@@ -121,10 +121,10 @@ def test_trap_8_every_microbatch_and_data_rank_has_its_own_rows() -> None:
     seen = []
     for worker in run.workers.workers:  # type: ignore[attr-defined]
         rows = batch["tokens"].chunk(2)[worker.me.data_rank]
-        share = {f"batch.{n}": x.chunk(2)[worker.me.data_rank] for n, x in batch.items()}
+        share = {f"batch:{n}": x.chunk(2)[worker.me.data_rank] for n, x in batch.items()}
         worker.load_batch(share)
         for index, slot in worker.batch_slots:
-            if slot.source == "batch.tokens":
+            if slot.source == "batch:tokens":
                 assert torch.equal(worker.slots[index], rows[2 * slot.microbatch :][:2])
                 seen.append((worker.me.data_rank, slot.microbatch))
     assert sorted(seen) == [(d, m) for d in range(2) for m in range(4)]
@@ -145,7 +145,7 @@ def test_trap_14_a_schedule_that_needs_more_says_how_many() -> None:
 def test_trap_15_the_loss_is_known_on_every_rank() -> None:
     with _job("dense", "pp2_dp2").launch("loopback") as run:
         results = run.workers.step(  # type: ignore[attr-defined]
-            {f"batch.{name}": leaf for name, leaf in batches_of("dense")[0].items()}
+            {f"batch:{name}": leaf for name, leaf in batches_of("dense")[0].items()}
         )
     assert len(results) == 4
     assert len({result["loss"] for result in results}) == 1
@@ -155,14 +155,14 @@ def test_trap_16_no_saved_value_shares_memory_with_a_parameter() -> None:
     job = _job("tied", "one", "none")
     with job.launch("single") as run:
         worker = run.workers.worker  # type: ignore[attr-defined]
-        worker.load_batch({f"batch.{n}": leaf for n, leaf in batches_of("tied")[0].items()})
+        worker.load_batch({f"batch:{n}": leaf for n, leaf in batches_of("tied")[0].items()})
         held = {t.untyped_storage().data_ptr() for t in worker.tensors("param").values()}
         saved = 0
         with torch.no_grad():
             for index, task in enumerate(worker.me.tasks):
                 worker.starts[index]()
                 for slot in task.writes if task.kind == "run" else ():
-                    if worker.me.slots[slot].name.startswith("saved."):
+                    if worker.me.slots[slot].name.startswith("$saved."):
                         saved += 1
                         assert worker.slots[slot].untyped_storage().data_ptr() not in held
         assert saved > 20
@@ -236,9 +236,7 @@ def test_trap_20_a_change_in_place_that_another_chunk_sees_is_refused() -> None:
                 first += 1.0
                 return self.layers[1](first)
 
-    with pytest.raises(
-        TraceError, match=r"changed in place, but other regions read it \(.*test_traps"
-    ):
+    with pytest.raises(TraceError, match=r"changed in place that other regions made .*test_traps"):
         piper.trace(
             lambda: Changing(2), _batch(0).float(), lambda model, batch: model(batch).mean()
         )

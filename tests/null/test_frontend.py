@@ -147,11 +147,10 @@ def test_bodies_travel_as_text() -> None:
 def test_weights_come_from_seed_and_name() -> None:
     job = _trace(lambda: Net().double()).lower()
     first = {
-        name: initial_value(name, spec, job.bodies, seed=0)
-        for name, spec in job.plan.tensors.items()
+        name: initial_value(spec, job.bodies, seed=0) for name, spec in job.plan.tensors.items()
     }
-    again = initial_value("enter.weight", job.plan.tensors["enter.weight"], job.bodies, seed=0)
-    other = initial_value("enter.weight", job.plan.tensors["enter.weight"], job.bodies, seed=1)
+    again = initial_value(job.plan.tensors["enter.weight"], job.bodies, seed=0)
+    other = initial_value(job.plan.tensors["enter.weight"], job.bodies, seed=1)
     assert torch.equal(first["enter.weight"], again) and not torch.equal(again, other)
     assert not torch.equal(first["layers.0.weight"], first["layers.1.weight"])
     assert torch.equal(first["table"], torch.arange(6.0).cumsum(0).double())

@@ -35,7 +35,7 @@ def test_chunks_form_a_dag_and_are_maximal(
     case: tuple[list[fx.Node], dict[fx.Node, tuple[tuple[str, int], ...]]],
 ) -> None:
     nodes, regions = case
-    chunk = cut(nodes, regions)
+    chunk = cut(nodes, regions, lambda node: node.all_input_nodes)
     assert set(chunk) == set(nodes)
     for node in nodes:
         for arg in node.all_input_nodes:

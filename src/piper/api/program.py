@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from piper.api.job import Job
 from piper.api.source import Source
 from piper.bodies.device import check_device
+from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
 from piper.directives.schedule import Schedule
 from piper.errors import Call
@@ -105,6 +106,7 @@ class Program:
             classes=classes,
             tensors=tensors,
             batch=leaves,
+            batch_constants=batch_constants(self.source.batch),
             data_axes=data_axes(logical),
             num_microbatches=logical.num_microbatches,
             optimizer=optimizer,

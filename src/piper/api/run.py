@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from piper.bodies.leaves import batch_leaves
+from piper.bodies.leaves import batch_constants, batch_leaves
 from piper.errors import RunError
 from piper.plan.types import Plan
 from piper.runtime.assemble import differing_copies, whole_tensors
@@ -42,6 +42,14 @@ class Run:
         """Train on one global batch."""
         leaves = batch_leaves(batch)
         self._check(leaves)
+        given, traced = batch_constants(batch), self.plan.batch_constants
+        if given != traced:
+            name = next(n for n in (*traced, *given) if given.get(n) != traced.get(n))
+            raise RunError(
+                f"{name} is {given.get(name, 'missing')}, but it was traced as "
+                f"{traced.get(name, 'missing')}",
+                legal="what changes from step to step as a tensor",
+            )
         results = self.workers.step(leaves)
         losses = {result["loss"] / result["count"] for result in results}
         if len(losses) != 1 and all(loss == loss for loss in losses):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from piper.bodies.leaves import batch_leaves
 from piper.bodies.store import BodyStore
 from piper.errors import TraceError
-from piper.frontend.capture import Capture, Step, capture, first_difference
+from piper.frontend.capture import Capture, Step, capture, first_difference, plain_name
 from piper.frontend.program import Traced, cut_program
 from piper.plan.types import ModelTensor
 
@@ -53,16 +53,16 @@ class Source:
     def tensors(self) -> dict[str, ModelTensor]:
         """All parameters and buffers of the model that a step reads, with their initializers."""
         found, traced = self.at(self.batch_size)
-        model_tensors = {
-            **dict(found.model.named_buffers()),
-            **dict(found.model.named_parameters()),
-        }
+        named = (*found.model.named_parameters(), *found.model.named_buffers())
+        model_tensors = {plain_name(name): tensor for name, tensor in named}
+        used = {n: v for n, v in traced.values.items() if v.role in ("param", "buffer")}
+        # In the model's order, so that a copy takes the randomness of what it was copied from.
+        wanted = {name: tensor for name, tensor in model_tensors.items() if name in used}
         made = {}
-        for name, value in traced.values.items():
-            if value.role in ("param", "buffer"):
-                graph, constants = found.initializers.body(model_tensors[name], name)
-                init = self.bodies.add(graph, constants)
-                made[name] = ModelTensor(value.spec.shape, value.spec.dtype, init)
+        for name, code in found.initializers.bodies(wanted).items():
+            init = self.bodies.add(code.graph, code.constants)
+            spec = used[name].spec
+            made[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
         return made
 
 

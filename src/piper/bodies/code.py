@@ -38,15 +38,20 @@ class ChunkCode:
     def key(self) -> str:
         """Equal for chunks whose bodies are equal: the code up to names, with all inputs' facts."""
         number: dict[fx.Node, str] = {}
-        words: list[str] = [repr(self.inputs), repr(self.tangents)]
+        words: list[str] = [repr(self.inputs), repr(self.outputs), repr(self.tangents)]
         for node in self.graph.nodes:
             number[node] = f"%{len(number)}"
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
             target = "" if node.op == "placeholder" else _identity(node.target)
             if node.op == "get_attr":
-                target = repr(self.constants[str(node.target)])
+                target = repr(constant_data(self.constants[str(node.target)]))
             words.append(f"{node.op} {target} {args!r} {kwargs!r}")
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+    @cached_property
+    def targets(self) -> tuple[int, ...]:
+        """The called functions themselves: two may have the same name."""
+        return tuple(id(n.target) for n in self.graph.nodes if n.op == "call_function")
 
 
 class _Number(str):
@@ -59,7 +64,15 @@ class _Number(str):
 def _identity(target: Any) -> str:
     if isinstance(target, str):
         return target
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
+    words = [getattr(target, name, "") for name in ("__module__", "__qualname__", "__name__")]
+    return ".".join(words) if any(words) else str(target)
+
+
+def constant_data(tensor: torch.Tensor) -> tuple[str, list[int], bytes]:
+    """A constant's dtype, shape and bytes."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return dtype_name(tensor.dtype), list(tensor.shape), data
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from piper.bodies import ops as ops  # bodies may call these operators: register them first
+from piper.bodies.code import constant_data
 from piper.errors import PlanError, TraceError
 
 _MARK = "$"  # key of the one-entry objects that stand for what JSON lacks
@@ -21,6 +22,12 @@ _FORMATS = {
     "contiguous_format": torch.contiguous_format,
     "preserve_format": torch.preserve_format,
     "channels_last": torch.channels_last,
+}
+_MODULES: dict[str, Any] = {
+    "_operator": operator,
+    "math": math,
+    "torch": torch,
+    "torch.random": torch.random,
 }
 _MAX_CONSTANT = 1 << 20
 
@@ -78,7 +85,7 @@ def _target_name(node: fx.Node) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     module = getattr(target, "__module__", "")
-    if module in ("_operator", "math", "torch") and callable(target):
+    if module in _MODULES and callable(target):
         return f"{module}:{target.__name__}"
     raise TraceError(f"the operator {target} cannot be shipped to workers")
 
@@ -86,8 +93,7 @@ def _target_name(node: fx.Node) -> str:
 def resolve_target(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     if function:
-        home: Any = {"_operator": operator, "math": math, "torch": torch}[module]
-        return getattr(home, function)
+        return getattr(_MODULES[module], function)
     namespace, operation, overload = name.split(".")
     try:
         return getattr(getattr(getattr(torch.ops, namespace), operation), overload)
@@ -105,6 +111,8 @@ def _encode(value: Any, number: dict[fx.Node, int]) -> Any:
         return {_MARK: ["float", repr(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, complex):
+        return {_MARK: ["complex", [value.real, value.imag]]}
     if isinstance(value, tuple):
         return {_MARK: ["tuple", [_encode(item, number) for item in value]]}
     if isinstance(value, list):
@@ -134,6 +142,8 @@ def _decode(value: Any, nodes: list[fx.Node]) -> Any:
             return nodes[data]
         case "float":
             return float(data)
+        case "complex":
+            return complex(*data)
         case "tuple":
             return tuple(_decode(item, nodes) for item in data)
         case "slice":
@@ -154,12 +164,13 @@ def _encode_constant(tensor: torch.Tensor, node: fx.Node) -> list[Any]:
             details=[(node.stack_trace or str(node.target)).strip().splitlines()[-1].strip()],
             legal="register it as a buffer of the module",
         )
-    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return [dtype, list(tensor.shape), base64.b64encode(data).decode()]
+    dtype, shape, data = constant_data(tensor)
+    return [dtype, shape, base64.b64encode(data).decode()]
 
 
 def _decode_constant(data: list[Any]) -> torch.Tensor:
     dtype, shape, text = data
+    if not text:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
     raw = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-    return raw.view(getattr(torch, dtype)).view(shape) if text else torch.empty(shape)
+    return raw.view(getattr(torch, dtype)).view(shape)

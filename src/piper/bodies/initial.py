@@ -1,7 +1,7 @@
 """Initial weights as code: what `make_model` did to each parameter in, one small body each out.
 
 The model is built on fake tensors while every operation is recorded. The operations that lead to one
-parameter, run with a seed that depends on its name alone, give its value on any rank: no rank ever
+parameter, run with seeds that depend on its name alone, give its value on any rank: no rank ever
 holds the whole model, and no strategy changes the weights.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from piper.bodies.dispatch import draws_random
 from piper.errors import TraceError
 
 
@@ -32,6 +33,20 @@ class _Entry:
     result: Any
     reads: frozenset[int]
     writes: frozenset[int]
+    random: bool
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """The code that makes a tensor: one integer input, a seed, per random operation in it.
+
+    `keys` names each random operation by the first tensor that it was drawn for, so that copies of a
+    parameter, and what was computed from it, agree with it.
+    """
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    keys: tuple[str, ...]
 
 
 @dataclass
@@ -39,22 +54,47 @@ class Initializers:
     """The tape of a model's construction."""
 
     tape: list[_Entry] = field(default_factory=list)
-    keep: list[Any] = field(default_factory=list)  # so that no storage's address is used twice
 
-    def body(self, tensor: Tensor, name: str) -> tuple[fx.Graph, dict[str, Tensor]]:
-        """The code that makes the present content of `tensor`, as a graph without inputs."""
+    def bodies(self, tensors: Mapping[str, Tensor]) -> dict[str, Initializer]:
+        """The code of each of these tensors, in whose order random operations are named."""
+        keys: dict[int, str] = {}  # position on the tape -> key
+        made = {}
+        for name, tensor in tensors.items():
+            positions = self._slice(tensor)
+            if not positions:
+                raise TraceError(
+                    f"{name} is not made inside make_model",
+                    legal="create parameters and buffers in the function given to trace",
+                )
+            random = [p for p in positions if self.tape[p].random]
+            for number, position in enumerate(random):
+                keys.setdefault(position, f"{name}#{number}")
+            graph, constants = _build([self.tape[p] for p in positions], tensor)
+            made[name] = Initializer(graph, constants, tuple(keys[p] for p in random))
+        return made
+
+    def value(self, tensor: Tensor) -> Tensor | None:
+        """The real content of a tensor, if no random operation leads to it."""
+        entries = [self.tape[p] for p in self._slice(tensor)]
+        if not entries or any(entry.random for entry in entries):
+            return None
+        graph, constants = _build(entries, tensor)
+        root = torch.nn.Module()
+        for name, constant in constants.items():
+            root.register_buffer(name, constant)
+        with _no_modes():
+            (value,) = fx.GraphModule(root, graph)()
+        return value
+
+    def _slice(self, tensor: Tensor) -> list[int]:
+        """Positions of the operations that led to the present content of a tensor."""
         needed = {_storage(tensor)}
-        entries = []
-        for entry in reversed(self.tape):
-            if entry.writes & needed:
-                entries.append(entry)
-                needed |= entry.reads
-        if not entries:
-            raise TraceError(
-                f"{name} is not made inside make_model",
-                legal="create parameters and buffers in the function given to trace",
-            )
-        return _build(entries[::-1], tensor)
+        found = []
+        for position in reversed(range(len(self.tape))):
+            if self.tape[position].writes & needed:
+                found.append(position)
+                needed |= self.tape[position].reads
+        return found[::-1]
 
 
 @contextlib.contextmanager
@@ -71,6 +111,14 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            value = self.into.value(args[0])
+            if value is None:
+                raise TraceError(
+                    "make_model reads the value of a random tensor",
+                    legal="initialisation without branches on random values",
+                )
+            return value.item()
         result = func(*args, **kwargs)
         read = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         wrote = {_storage(t) for t in pytree.tree_leaves(result) if isinstance(t, Tensor)}
@@ -78,9 +126,17 @@ class _Recorder(TorchDispatchMode):
             wrote |= read
         # Views change nothing: whoever needs their memory finds the operations that wrote it.
         if wrote:
-            entry = _Entry(func, args, kwargs, result, frozenset(read), frozenset(wrote))
+            random = draws_random(func, args, kwargs)
+            entry = _Entry(func, args, kwargs, result, frozenset(read), frozenset(wrote), random)
             self.into.tape.append(entry)
         return result
+
+
+@contextlib.contextmanager
+def _no_modes() -> Iterator[None]:
+    """Outside of fake tensors and recording, whatever is active."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        yield
 
 
 def _storage(tensor: Tensor) -> int:
@@ -111,15 +167,20 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
         return graph.call_function(torch.ops.aten.as_strided.default, (base, size, stride, start))
 
     latest: dict[int, fx.Node] = {}  # storage -> a node that lies in it
-    for entry in entries:
+    seeds = {
+        index: graph.placeholder(f"seed{index}") for index, e in enumerate(entries) if e.random
+    }
+    for index, entry in enumerate(entries):
+        if entry.random:
+            graph.call_function(torch.manual_seed, (seeds[index],))
         args, kwargs = pytree.tree_map(argument, (entry.args, entry.kwargs))
         node = graph.call_function(entry.operation, tuple(args), kwargs)
         results = entry.result if isinstance(entry.result, tuple | list) else [entry.result]
-        for index, result in enumerate(results):
+        for part, result in enumerate(results):
             if isinstance(result, Tensor):
                 made = node
                 if isinstance(entry.result, tuple | list):
-                    made = graph.call_function(operator.getitem, (node, index))
+                    made = graph.call_function(operator.getitem, (node, part))
                 nodes[id(result)] = made
                 latest.setdefault(_storage(result), made)
     graph.output((_alias(tensor),))

@@ -52,7 +52,8 @@ def trace_joint(code: ChunkCode, *, device: str, run: Run | None = None) -> Join
         if code.tangents:
             joint = _trace_with_gradient(code, bounded, inputs)
         else:
-            joint = _trace_without_gradient(code, bounded, inputs)
+            with mode:
+                joint = _trace_without_gradient(code, bounded, inputs)
     _check_no_specialization(mode)
     return joint
 
@@ -112,8 +113,10 @@ def _boundary_fixes(code: ChunkCode, run: Run, device: str) -> list[Callable[[Te
         outputs = run(*inputs)
     for index, out in enumerate(outputs):
         storage = out.untyped_storage()._cdata
-        if not out.is_contiguous():
-            fix: Callable[[Tensor], Tensor] = _contiguous
+        if out.is_conj() or out.is_neg():
+            fix: Callable[[Tensor], Tensor] = _resolved
+        elif not out.is_contiguous():
+            fix = _contiguous
         elif storage in seen:
             fix = torch.clone
         else:
@@ -125,6 +128,10 @@ def _boundary_fixes(code: ChunkCode, run: Run, device: str) -> list[Callable[[Te
 
 def _contiguous(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    return _contiguous(tensor.resolve_conj().resolve_neg())
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
 def batch_leaves(batch: Any) -> dict[str, Tensor]:
-    """`{"x": [a, b]}` -> `{"batch.x.0": a, "batch.x.1": b}`; what is no tensor is left out."""
+    """`{"x": [a, b]}` -> `{"batch:x.0": a, "batch:x.1": b}`; what is no tensor is left out."""
     leaves, _ = pytree.tree_flatten_with_path(batch)
-    found = {}
-    for path, leaf in leaves:
-        if isinstance(leaf, Tensor):
-            found["batch" + "".join(_path_word(key) for key in path)] = leaf
-    return found
+    return {leaf_name(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def batch_constants(batch: Any) -> dict[str, str]:
+    """What is no tensor in a batch, printed: it is part of the traced code."""
+    leaves, _ = pytree.tree_flatten_with_path(batch)
+    return {leaf_name(path): repr(x) for path, x in leaves if not isinstance(x, Tensor)}
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
@@ -24,8 +27,20 @@ def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors of a nested structure."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def leaf_name(path: Any) -> str:
+    """The name of a place in a batch; no other place, and no parameter, has the same."""
+    return "batch:" + ".".join(map(_path_word, path))
+
+
 def _path_word(key: Any) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
-            return f".{getattr(key, attribute)}"
-    return f".{key}"
+            value = getattr(key, attribute)
+            plain = isinstance(value, str) or attribute == "idx"
+            return quote(str(value) if plain else repr(value), safe="_-")
+    return quote(str(key), safe="_-")

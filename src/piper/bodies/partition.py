@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from piper.bodies.code import ChunkCode
+from piper.bodies.code import ChunkCode, ChunkInput
 from piper.bodies.joint import Joint
 from piper.plan.body_spec import Ref
 
@@ -213,6 +213,14 @@ class _Cut:
                     return graph.call_function(torch.ops.aten.sym_size.int, (copies[tangent], dim))
         return None
 
+    def _zeros(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node], given: ChunkInput) -> fx.Node:
+        first = next(iter(self.tangents))
+        shape: list[int | fx.Node] = [*given.spec.shape]
+        if given.spec.dynamic:
+            shape[0] = graph.call_function(torch.ops.aten.sym_size.int, (copies[first], 0))
+        dtype = {"dtype": getattr(torch, given.spec.dtype)}
+        return graph.call_function(torch.ops.aten.new_zeros.default, (copies[first], shape), dtype)
+
     def _emit_grads(self, half: Half, copies: dict[fx.Node, fx.Node]) -> None:
         """Gradients leave like outputs: contiguous, and alone in their memory."""
         results = []
@@ -221,10 +229,7 @@ class _Cut:
             if not given.grad:
                 continue
             if grad is None:  # the code reads the input, but no gradient passes
-                first = next(iter(self.tangents))
-                made = half.graph.call_function(
-                    torch.ops.aten.new_zeros.default, (copies[first], [*given.spec.shape])
-                )
+                made = self._zeros(half.graph, copies, given)
             else:
                 made = copies[grad]
                 root = root_of(grad)

@@ -22,10 +22,10 @@ class BodyStore:
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
-        self._made: dict[tuple[str, str, Routing | None], ChunkBodies] = {}
+        self._made: dict[tuple[Any, ...], ChunkBodies] = {}
 
     def chunk(self, code: ChunkCode, *, device: str, routing: Routing | None = None) -> ChunkBodies:
-        key = (code.key, device, routing)
+        key = (code.key, code.targets, device, routing)
         if key not in self._made:
             self._made[key] = self._build(code, device, routing)
         return self._made[key]

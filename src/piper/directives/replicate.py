@@ -33,7 +33,7 @@ def replicate(
 
     Example:
         >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"))
-        >>> s.graph.values["d.stages.0.mlp.weight/2"].layout
+        >>> s.graph.values["$d.stages.0.mlp.weight/2"].layout
         (('dp', 'partial'), ('ep', 'partial'))
     """
     if zero != 0:

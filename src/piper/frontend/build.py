@@ -7,7 +7,7 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node, label
 from piper.ir.values import Role, Value
 
-SEED = "one"  # the gradient of the loss with respect to itself
+SEED = "$one"  # the gradient of the loss with respect to itself
 
 
 def build_graph(traced: Traced) -> Graph:
@@ -23,7 +23,7 @@ def build_graph(traced: Traced) -> Graph:
             if given.grad:
                 readers.setdefault(name, []).append(gradient_name(name, index))
     for index, chunk in enumerate(traced.chunks):
-        saved = f"saved.{index}"
+        saved = f"$saved.{index}"
         forward = _node("F", index, chunk, chunk.inputs, chunk.outputs)
         if chunk.code.tangents:
             values[saved] = Value(saved, "saved")
@@ -40,7 +40,7 @@ def build_graph(traced: Traced) -> Graph:
 
 def gradient_name(value: str, chunk: int) -> str:
     """What chunk `chunk` contributes to the gradient of `value`."""
-    return f"d.{value}/{chunk}"
+    return f"$d.{value}/{chunk}"
 
 
 def _node(

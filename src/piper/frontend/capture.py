@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,6 +21,7 @@ from piper.bodies.leaves import batch_leaves, map_leaves
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.conversion import replacing_parameters
+from piper.frontend.interpret import Facts, interpret
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -41,10 +43,12 @@ class Capture:
     origins: dict[fx.Node, Origin]
     model: nn.Module
     initializers: Initializers = field(repr=False)
+    facts: Facts = field(repr=False)
     loss: fx.Node
     count: fx.Node | None
 
 
+NO_GRAD = "piper:no_grad"  # marks nodes that ran without gradient
 _WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 
 
@@ -57,16 +61,19 @@ class _Whole(nn.Module):
     def forward(self, batch: Any) -> Any:
         result = self.step(self.model, batch)
         if isinstance(result, Tensor):
-            return result
-        if not isinstance(result, tuple | list):
+            return _scalar(result)
+        if not isinstance(result, tuple | list) or not isinstance(result[0], Tensor):
             raise TypeError(_WRONG_RESULT)
-        # A number would be baked in and vanish from the graph's results; as a tensor it stays.
-        return tuple(
-            r
-            if isinstance(r, Tensor)
-            else torch.full_like(result[0].detach(), r, dtype=torch.float64)
-            for r in result
-        )
+        # A count may be a number, a buffer or the loss itself; here it becomes a tensor of its own.
+        zero = torch.zeros_like(_scalar(result[0]).detach(), dtype=torch.float64)
+        return _scalar(result[0]), *(zero + _scalar(other) for other in result[1:])
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = value.detach() if not value.is_floating_point() else value
+        return value.reshape(()) if value.numel() == 1 else value
+    return value
 
 
 def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows: int) -> Capture:
@@ -85,6 +92,7 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
     graph = fx.Graph()
     results = graph.graph_copy(module.graph, {})
     graph.output(results)
+    constants = _constants(graph, module)
     _remove_grad_modes(graph)
     names = _tensor_names(model, fake_batch)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -96,13 +104,50 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
                 legal="register it as a buffer of the model, or put it into the batch",
             )
         origins[node] = names[id(tensor)]
-    constants = {
-        str(node.target): _attribute(module, str(node.target))
-        for node in graph.nodes
-        if node.op == "get_attr"
-    }
     loss, count = _loss_and_count(results)
-    return Capture(graph, constants, origins, model, initializers, loss, count)
+    with _quiet():
+        facts = interpret(graph, constants, flat)
+    if loss not in facts.flowing:
+        raise TraceError("the loss does not depend on any parameter that requires a gradient")
+    _drop_dead_code(graph, facts)
+    return Capture(graph, constants, origins, model, initializers, facts, loss, count)
+
+
+def _constants(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
+    found = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value: Any = module
+            for word in str(node.target).split("."):
+                value = getattr(value, word)
+            if not isinstance(value, Tensor):
+                user = next(iter(node.users), node)
+                raise TraceError(
+                    f"{callee(user)} is not supported ({source_of(user)})",
+                    legal="plain operators: no torch.utils.checkpoint, no autograd.Function, no "
+                    "control-flow operators",
+                )
+            found[str(node.target)] = value
+    return found
+
+
+def callee(node: fx.Node) -> str:
+    """What the user's code called."""
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _drop_dead_code(graph: fx.Graph, facts: Facts) -> None:
+    """Remove what neither the results nor a change that they see depends on."""
+    stack = [next(iter(reversed(graph.nodes)))]
+    live = set(stack)
+    while stack:
+        for node in facts.inputs(stack.pop()):
+            if node not in live:
+                live.add(node)
+                stack.append(node)
+    for node in reversed(list(graph.nodes)):
+        if node not in live and node.op != "placeholder":
+            graph.erase_node(node)
 
 
 def _fake_leaf(leaf: Tensor, rows: int) -> Tensor:
@@ -111,15 +156,14 @@ def _fake_leaf(leaf: Tensor, rows: int) -> Tensor:
 
 def _tensor_names(model: nn.Module, batch: Any) -> dict[int, Origin]:
     names = {id(leaf): Origin("batch", name) for name, leaf in batch_leaves(batch).items()}
-    names |= {id(tensor): Origin("buffer", name) for name, tensor in model.named_buffers()}
-    return names | {id(tensor): Origin("param", name) for name, tensor in model.named_parameters()}
+    for role, tensors in (("buffer", model.named_buffers()), ("param", model.named_parameters())):
+        names |= {id(tensor): Origin(role, plain_name(name)) for name, tensor in tensors}
+    return names
 
 
-def _attribute(module: nn.Module, path: str) -> Tensor:
-    found: Any = module
-    for word in path.split("."):
-        found = getattr(found, word)
-    return found
+def plain_name(name: str) -> str:
+    """A parameter's name without characters that the graph's own names use."""
+    return quote(name, safe="._-")
 
 
 def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
@@ -134,8 +178,6 @@ def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
                 f"step returns a tensor of shape {tuple(value_of(node).shape)}",
                 legal="a mean loss, or a pair (sum, count), each with one element",
             )
-    if not value_of(results[0]).requires_grad:
-        raise TraceError("the loss does not depend on any parameter that requires a gradient")
     return results[0], results[1] if len(results) == 2 else None
 
 
@@ -180,7 +222,10 @@ def _remove_grad_modes(graph: fx.Graph) -> None:
                 f"autocast is not supported ({source})" if source else "autocast is not supported",
                 legal="cast the model, or its inputs, to the dtype you want",
             )
-        elif not enabled and node.op.startswith("call") and isinstance(value_of(node), Tensor):
+        elif not enabled and node.op.startswith("call"):
+            node.meta[NO_GRAD] = True
+            if not isinstance(value_of(node), Tensor):
+                continue
             with graph.inserting_after(node):
                 detached = graph.call_method("detach", (node,))
             detached.meta = dict(node.meta)

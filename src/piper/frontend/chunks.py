@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import fx
 
 from piper.ir.nodes import Tags
 
 
-def cut(nodes: Sequence[fx.Node], regions: dict[fx.Node, Tags]) -> dict[fx.Node, int]:
+def cut(
+    nodes: Sequence[fx.Node],
+    regions: dict[fx.Node, Tags],
+    inputs: Callable[[fx.Node], Iterable[fx.Node]],
+) -> dict[fx.Node, int]:
     """The chunk of each node; chunks are numbered in a topological order.
 
     A node joins the newest chunk of its region unless something outside of that chunk lies between
@@ -19,7 +23,7 @@ def cut(nodes: Sequence[fx.Node], regions: dict[fx.Node, Tags]) -> dict[fx.Node,
     newest: dict[Tags, int] = {}
     chunk: dict[fx.Node, int] = {}
     for node in nodes:
-        before = {chunk[arg] for arg in node.all_input_nodes if arg in chunk}
+        before = {chunk[arg] for arg in inputs(node) if arg in chunk}
         region = regions[node]
         home = newest.get(region)
         if home is None or any(pieces.reaches(home, piece) for piece in before - {home}):

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
-from torch import Tensor, fx
+from torch import fx
 
 from piper.errors import TraceError
-from piper.frontend.capture import Capture, source_of, value_of
-
-_IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("__i")}
-_IN_PLACE |= {operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv}
-_NOT_IN_PLACE = {operator.index, operator.inv, operator.invert, operator.is_, operator.is_not}
-_IN_PLACE -= _NOT_IN_PLACE | {operator.__index__, operator.__inv__, operator.__invert__}
+from piper.frontend.capture import NO_GRAD, Capture, source_of
 
 
 def refuse_mutation(
@@ -25,21 +19,24 @@ def refuse_mutation(
 
     Whoever reads after the last change sees the final content, which is what a chunk hands on.
     """
-    changes = [(node, target) for node in nodes if (target := _changed(node)) is not None]
+    facts = capture.facts
+    changes = [node for node in nodes if facts.changes.get(node)]
     if not changes:
         return
     position = {node: index for index, node in enumerate(nodes)}
     home: dict[int, int] = {}  # memory -> the chunk that made it
     reached: dict[int, list[fx.Node]] = defaultdict(list)  # memory -> nodes that touch it
     for node in chunk_of:
-        for memory in _memory(value_of(node)):
+        for memory in facts.memory[node]:
             home.setdefault(memory, chunk_of[node])
         for touched in (node, *node.all_input_nodes):
-            for memory in _memory(value_of(touched)):
+            for memory in facts.memory[touched]:
                 reached[memory].append(node)
-    given = {m: node for node in capture.origins for m in _memory(value_of(node))}
-    for node, target in changes:
-        for memory in _memory(value_of(target)):
+    given = {m: node for node in capture.origins for m in facts.memory[node]}
+    for node in changes:
+        if node in facts.changed_gradient and node.meta.get(NO_GRAD):
+            _refuse(node, "a tensor with a gradient is changed in place under no_grad")
+        for memory in facts.changes[node]:
             if memory in given:
                 origin = capture.origins[given[memory]]
                 _refuse(node, f"{origin.role} {origin.name} is changed in place")
@@ -50,29 +47,10 @@ def refuse_mutation(
                 for other in reached[memory]
             )
             if chunk_of[node] != home[memory] or early:
-                _refuse(node, f"{target.name} is changed in place, but other regions read it")
+                _refuse(node, "a tensor is changed in place that other regions made or have read")
 
 
-def _changed(node: fx.Node) -> fx.Node | None:
-    """The node whose memory this one changes."""
-    out = node.kwargs.get("out")
-    if isinstance(out, fx.Node):
-        return out
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = node.target in _IN_PLACE if node.op == "call_function" else False
-    in_place = in_place or (str(name).endswith("_") and not str(name).endswith("__"))
-    if not in_place and node.kwargs.get("inplace") is not True:
-        return None
-    first = node.args[0] if node.args else None
-    return first if isinstance(first, fx.Node) else None
-
-
-def _memory(value: Any) -> list[int]:
-    results = value if isinstance(value, tuple | list) else [value]
-    return [r.untyped_storage()._cdata for r in results if isinstance(r, Tensor)]
-
-
-def _refuse(node: fx.Node, what: str) -> None:
+def _refuse(node: fx.Node, what: str) -> NoReturn:
     raise TraceError(
         f"{what} ({source_of(node)})",
         legal="write the result to a new tensor: x = x + y instead of x += y",

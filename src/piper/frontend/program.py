@@ -53,8 +53,8 @@ def cut_program(capture: Capture, *, stages: str) -> Traced:
     regions = assign_regions(capture, stages=stages)
     free = free_code(capture)
     code = [node for node in regions if node not in free]
-    refuse_random(code)
-    chunk_of = cut(code, regions)
+    refuse_random(capture)
+    chunk_of = cut(code, regions, capture.facts.inputs)
     refuse_mutation(list(regions), chunk_of, capture)
     return _Cutter(capture, regions, free, chunk_of).traced()
 
@@ -71,7 +71,7 @@ class _Cutter:
         self.regions = regions
         self.free = free
         self.chunk_of = chunk_of
-        self.flowing = _flowing(capture)
+        self.flowing = capture.facts.flowing
         self.members: list[list[fx.Node]] = [[] for _ in range(max(chunk_of.values()) + 1)]
         for node, chunk in chunk_of.items():
             self.members[chunk].append(node)
@@ -113,6 +113,11 @@ class _Cutter:
             )
         origin = self.capture.origins.get(node)
         role: Role = origin.role if origin else "activation"  # type: ignore[assignment]
+        if role == "param" and result.is_complex() and node in self.flowing:
+            raise TraceError(
+                f"parameter {self.name(node)} is complex, which is not supported yet",
+                legal="two real parameters, and torch.complex in the model's code",
+            )
         if node is self.capture.loss:
             role = "loss"
         elif node is self.capture.count:
@@ -124,7 +129,7 @@ class _Cutter:
         needed: set[fx.Node] = set()
         stack = list(nodes)
         while stack:
-            for arg in stack.pop().all_input_nodes:
+            for arg in self.capture.facts.inputs(stack.pop()):
                 if arg in self.free and arg not in needed:
                     needed.add(arg)
                     stack.append(arg)
@@ -191,15 +196,3 @@ class _Cutter:
         return any(
             self.chunk_of.get(user, index) != index and user in self.flowing for user in node.users
         )
-
-
-def _flowing(capture: Capture) -> set[fx.Node]:
-    """Nodes through which a gradient of the loss passes."""
-    flowing: set[fx.Node] = set()
-    for node in reversed(capture.graph.nodes):
-        if node is capture.loss or any(user in flowing for user in node.users):
-            results = value_of(node)
-            results = results if isinstance(results, tuple | list) else [results]
-            if any(isinstance(r, Tensor) and r.requires_grad for r in results):
-                flowing.add(node)
-    return flowing

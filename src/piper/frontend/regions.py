@@ -40,18 +40,27 @@ def assign_regions(capture: Capture, *, stages: str) -> dict[fx.Node, Tags]:
 def free_code(capture: Capture) -> set[fx.Node]:
     """Untagged code that depends on neither batch nor parameters (masks, tables): every reader has
     its own."""
-    free: set[fx.Node] = set()
-    for node in capture.graph.nodes:
-        if node in capture.origins:
-            if capture.origins[node].role == "buffer":
+    facts = capture.facts
+    bound: set[int] = set()  # memory that other code changes
+    while True:
+        free: set[fx.Node] = set()
+        for node in capture.graph.nodes:
+            if node in capture.origins:
+                if capture.origins[node].role == "buffer":
+                    free.add(node)
+            elif (
+                is_code(node)
+                and not _own_tags(node, capture)
+                and not facts.memory[node] & bound
+                and all(arg in free for arg in facts.inputs(node))
+            ):
                 free.add(node)
-        elif (
-            is_code(node)
-            and not _own_tags(node, capture)
-            and all(arg in free for arg in node.all_input_nodes)
-        ):
-            free.add(node)
-    return {node for node in free if is_code(node)}
+        changed = {
+            m for n in capture.graph.nodes if n not in free for m in facts.changes.get(n, ())
+        }
+        if changed <= bound:
+            return {node for node in free if is_code(node)}
+        bound |= changed
 
 
 def _own_tags(node: fx.Node, capture: Capture) -> dict[str, int]:

@@ -69,7 +69,7 @@ class _Binder:
         ]
         saved = []
         for index, spec in enumerate(found.saved):
-            name = f"saved.{index}.{node.name}"
+            name = f"$saved.{index}.{node.name}"
             saved.append(self.draft.value(self._value(name, "saved", spec, node, route)))
         table = {"input": inputs, "output": outputs, "saved": saved}
         body = found.forward

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import msgspec
+
 from piper.ir.nodes import Accumulate, Chunk, Comm, Update
 from piper.ir.values import Value, accumulation_dtype
 from piper.mesh import Group, Slice
@@ -102,7 +104,7 @@ def _accumulate(draft: Draft, node: Chunk) -> None:
 
 
 def _sum_value(grad: Value, at: Slice) -> Value:
-    name = at_slice(f"grad.{grad.of}", at)
+    name = at_slice(f"$grad.{grad.of}", at)
     dtype = accumulation_dtype(grad.dtype)
     return Value(name, "sum", grad.shape, dtype, grad.layout, of=at_slice(grad.of, at), slice=at)
 
@@ -110,10 +112,13 @@ def _sum_value(grad: Value, at: Slice) -> Value:
 def _gradient(draft: Draft, name: str, at: Slice, param: _Parameter) -> str:
     """The sum of a parameter's gradient on a slice; zeros where nothing contributes."""
     if at in param.contributing:
-        return at_slice(f"grad.{name}", at)
+        return at_slice(f"$grad.{name}", at)
     like = draft.values[at_slice(name, at)]
-    dtype = accumulation_dtype(like.dtype)
-    return draft.like(like, at_slice(f"zeros.{name}", at), at, role="constant", dtype=dtype, of="0")
+    zeros = draft.like(like, at_slice(f"$zeros.{name}", at), at, role="constant", of="0")
+    total = draft.value(_sum_value(msgspec.structs.replace(like, role="param_grad", of=name), at))
+    # The sum starts from zeros every step, since it is reduced in place.
+    draft.node(Accumulate(name=f"add>{zeros}", inputs=(zeros,), outputs=(total,), slice=at))
+    return total
 
 
 def _reduce(

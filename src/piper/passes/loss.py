@@ -49,16 +49,16 @@ def _total(
                 _add(draft, node, value, role)
     group = Group(tuple(sorted(slices)), data_axes)
     if group.size(draft.logical.mesh) == 1:
-        return {at: at_slice(f"sum.{role}", at) for at in slices}
-    dtype = next(v.dtype for v in draft.values.values() if v.name.startswith(f"sum.{role}@"))
+        return {at: at_slice(f"$sum.{role}", at) for at in slices}
+    dtype = next(v.dtype for v in draft.values.values() if v.name.startswith(f"$sum.{role}@"))
     totals = {}
     for at in slices:
-        mine = at_slice(f"sum.{role}", at)
+        mine = at_slice(f"$sum.{role}", at)
         if at not in summing:
             mine = draft.value(
-                Value(at_slice(f"zero.{role}", at), "constant", (), dtype, of="0", slice=at)
+                Value(at_slice(f"$zero.{role}", at), "constant", (), dtype, of="0", slice=at)
             )
-        totals[at] = draft.value(Value(at_slice(role, at), role, (), dtype, slice=at))  # type: ignore[arg-type]
+        totals[at] = draft.value(Value(at_slice(f"${role}", at), role, (), dtype, slice=at))  # type: ignore[arg-type]
         draft.node(
             Comm(
                 name=f"total.{role}@{at}",
@@ -76,7 +76,7 @@ def _total(
 
 def _add(draft: Draft, node: Chunk, value: Value, role: str) -> None:
     dtype = "float64" if role == "count" else accumulation_dtype(value.dtype)
-    name = at_slice(f"sum.{role}", node.slice)
+    name = at_slice(f"$sum.{role}", node.slice)
     total = draft.value(Value(name, "sum", (), dtype, of=role, slice=node.slice))
     draft.node(
         Accumulate(

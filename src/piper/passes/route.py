@@ -27,7 +27,7 @@ class Route:
 
     @property
     def splits(self) -> str:
-        return f"splits.{self.chunk.name}"
+        return f"$splits.{self.chunk.name}"
 
     def dispatch(self, draft: Draft, inputs: list[str]) -> list[str]:
         """Exchange counts, read them on the host, exchange rows; returns the inputs as received."""

@@ -25,7 +25,7 @@ def sum_tangent(draft: Draft, node: Chunk, output: str, contributions: list[str]
 
 def _add(draft: Draft, node: Chunk, output: str, names: list[str], at: Slice | None) -> str:
     total = draft.like(
-        draft.values[names[0]], at_slice(f"d.{output}", at), at, role="sum", of=output
+        draft.values[names[0]], at_slice(f"$d.{output}", at), at, role="sum", of=output
     )
     for index, name in enumerate(names):
         draft.node(

@@ -69,11 +69,15 @@ class RankClass(msgspec.Struct, frozen=True):
 
 
 class ModelTensor(msgspec.Struct, frozen=True):
-    """A parameter or buffer of the whole model, and the body that makes its initial value."""
+    """A parameter or buffer of the whole model, and the body that makes its initial value.
+
+    The body takes a seed per random operation; each comes from the plan's seed and a key.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     init: str
+    keys: tuple[str, ...]
 
 
 class BatchLeaf(msgspec.Struct, frozen=True):
@@ -99,6 +103,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     classes: tuple[RankClass, ...]
     tensors: dict[str, ModelTensor]
     batch: dict[str, BatchLeaf]
+    batch_constants: dict[str, str]  # parts of the batch that are no tensors, printed
     data_axes: tuple[str, ...]
     num_microbatches: int
     optimizer: Optimizer

@@ -30,6 +30,10 @@ class LoopbackTransport:
         self.rounds: dict[tuple[Any, ...], list[_Round]] = defaultdict(list)
         self.turn: dict[tuple[Any, ...], int] = defaultdict(int)
 
+    def clear(self) -> None:
+        for held in (self.boxes, self.rounds, self.turn):
+            held.clear()
+
     def start(
         self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
     ) -> Pending:
@@ -172,10 +176,11 @@ class Loopback:
             share = share_of(self.plan, leaves, worker.me.data_rank)
             worker.load_batch({k: v.clone() for k, v in share.items()})
             engines.append(_Engine(worker, poison=self.adversary))
-        with torch.no_grad():
-            self._drive(engines)
-        self.transport.rounds.clear()
-        self.transport.turn.clear()
+        try:
+            with torch.no_grad():
+                self._drive(engines)
+        finally:  # a step that failed leaves nothing for the next one
+            self.transport.clear()
         return [worker.results() for worker in self.workers]
 
     def _drive(self, engines: list[_Engine]) -> None:

@@ -12,12 +12,13 @@ from piper.bodies.store import load
 from piper.plan.types import ModelTensor
 
 
-def initial_value(
-    name: str, tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int
-) -> Tensor:
+def initial_value(tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int) -> Tensor:
     """The whole tensor, on the CPU."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    seeds = [_seed(seed, key) for key in tensor.keys]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(int.from_bytes(digest[:7], "little"))
-        (value,) = load(bodies[tensor.init])()
+        (value,) = load(bodies[tensor.init])(*seeds)
     return value.clone(memory_format=torch.contiguous_format)
+
+
+def _seed(seed: int, key: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:7], "little")

@@ -67,7 +67,7 @@ class Worker:
         for index, slot in enumerate(self.me.slots):
             if slot.kind in ("param", "buffer"):
                 tensor = self.plan.tensors[slot.source]
-                whole = initial_value(slot.source, tensor, bodies, seed=self.plan.seed)
+                whole = initial_value(tensor, bodies, seed=self.plan.seed)
                 part, parts = self.me.part_of(slot, self.plan.mesh)
                 rows = whole.chunk(parts)[part] if parts > 1 else whole
                 self.slots[index] = rows.clone().to(self.device)
@@ -168,7 +168,7 @@ class Worker:
             leaf = leaves[slot.source]
             rows = leaf.shape[0] // num
             part = leaf[slot.microbatch * rows : (slot.microbatch + 1) * rows]
-            self.slots[index] = part.to(self.device)
+            self.slots[index] = part.to(self.device).contiguous()
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step in dispatch order; the loss and count of the whole batch."""

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.bodies.leaves import map_leaves
+from piper.errors import RunError
+from piper.frontend.capture import plain_name
 from piper.runtime.weights import initial_value
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
@@ -53,7 +55,7 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
     plan, source = job.plan, job.source
     model = source.make_model()
     _load_initial(model, job)
-    params = dict(model.named_parameters())
+    params = {plain_name(name): param for name, param in model.named_parameters()}
     optimizer = getattr(torch.optim, plan.optimizer.name)(
         list(params.values()), **plan.optimizer.options
     )
@@ -67,6 +69,8 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
             loss.backward()
             total += loss.item()
             count += float(weight)
+        if count == 0:
+            raise RunError("the total count of the batch is 0: there is nothing to average")
         for param in params.values():
             if param.grad is not None:
                 param.grad /= count
@@ -118,10 +122,11 @@ def _note(errors: Errors, what: str, error: float, where: str) -> None:
 
 
 def _load_initial(model: nn.Module, job: Job) -> None:
-    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    named = (*model.named_buffers(), *model.named_parameters())
+    tensors = {plain_name(name): tensor for name, tensor in named}
     with torch.no_grad():
         for name, spec in job.plan.tensors.items():
-            tensors[name].copy_(initial_value(name, spec, job.bodies, seed=job.plan.seed))
+            tensors[name].copy_(initial_value(spec, job.bodies, seed=job.plan.seed))
 
 
 def _rows(batch: Any, piece: int, pieces: int) -> Any:

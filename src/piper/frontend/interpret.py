@@ -1,0 +1,120 @@
+"""interpret: one run of the captured graph on fake tensors, for facts that its text does not show.
+
+What shares memory with what, what is changed in place and who sees it, which operators are random, and
+through which nodes a gradient of the loss passes: all as autograd itself has it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from piper.bodies.dispatch import RandomWatch
+from piper.bodies.leaves import tensors_in
+
+
+@dataclass
+class Facts:
+    """What is known of each node.
+
+    `changes` holds the memory that a node changes in place; `seen_by` the later nodes that see the
+    change although no edge of the graph says so, and `sees` the same the other way round.
+    """
+
+    memory: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
+    changes: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
+    seen_by: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
+    sees: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
+    random: set[fx.Node] = field(default_factory=set)
+    changed_gradient: set[fx.Node] = field(default_factory=set)  # in place, on what has a gradient
+    flowing: set[fx.Node] = field(default_factory=set)
+
+    def inputs(self, node: fx.Node) -> list[fx.Node]:
+        """All nodes that a node depends on, by its arguments or by what they changed."""
+        return [*node.all_input_nodes, *self.sees.get(node, ())]
+
+
+def interpret(graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor]) -> Facts:
+    root = torch.nn.Module()
+    for name, constant in constants.items():
+        root.register_buffer(name, constant)
+    run = _Run(root, graph)
+    mode = next(tensor.fake_mode for tensor in inputs if hasattr(tensor, "fake_mode"))
+    with mode, torch.enable_grad():
+        run.run(*inputs)
+    run.find_observers()
+    run.find_flow()
+    return run.facts
+
+
+class _Run(fx.Interpreter):
+    def __init__(self, module: torch.nn.Module, graph: fx.Graph) -> None:
+        super().__init__(module, garbage_collect_values=False, graph=graph)
+        self.facts = Facts()
+        self.results: dict[fx.Node, list[Tensor]] = {}
+        self.grad_fns: dict[fx.Node, list[Any]] = defaultdict(list)
+
+    def run_node(self, n: fx.Node) -> Any:
+        given = [t for arg in n.all_input_nodes for t in tensors_in(self.env[arg])]
+        before = [t._version for t in given]
+        had_gradient = [t.requires_grad for t in given]
+        with RandomWatch() as watch:
+            result = super().run_node(n)
+        changed = [i for i, t in enumerate(given) if t._version != before[i]]
+        self.results[n] = tensors_in(result)
+        self.facts.memory[n] = frozenset(map(_memory, self.results[n]))
+        self.facts.changes[n] = frozenset(_memory(given[i]) for i in changed)
+        if watch.seen:
+            self.facts.random.add(n)
+        if any(had_gradient[i] for i in changed):
+            self.facts.changed_gradient.add(n)
+        touched = [*self.results[n], *(given[i] for i in changed)]
+        self.grad_fns[n] = [_grad_fn(t) for t in touched if t.requires_grad]
+        return result
+
+    def find_observers(self) -> None:
+        """Who reads or changes memory after another node has changed it."""
+        changers: dict[int, list[fx.Node]] = defaultdict(list)
+        for node in self.graph.nodes:
+            reached = set(self.facts.memory.get(node, ()))
+            for arg in node.all_input_nodes:
+                reached |= self.facts.memory[arg]
+            for memory in reached:
+                for changer in changers[memory]:
+                    if changer is not node and changer not in self.facts.sees[node]:
+                        self.facts.sees[node].append(changer)
+                        self.facts.seen_by[changer].append(node)
+            for memory in self.facts.changes.get(node, ()):
+                changers[memory].append(node)
+
+    def find_flow(self) -> None:
+        """Every node whose result autograd reaches from the loss."""
+        output = next(iter(reversed(self.graph.nodes)))
+        loss = self.results[output.all_input_nodes[0]][0]
+        reached: set[Any] = set()
+        stack = [_grad_fn(loss)] if loss.requires_grad else []
+        while stack:
+            function = stack.pop()
+            if function is not None and function not in reached:
+                reached.add(function)
+                stack += [following for following, _ in function.next_functions]
+        for node, tensors in self.results.items():
+            now = [_grad_fn(t) for t in tensors if t.requires_grad]
+            if node.op != "output" and any(f in reached for f in (*now, *self.grad_fns[node])):
+                self.facts.flowing.add(node)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _grad_fn(tensor: Tensor) -> Any:
+    """The autograd node of a tensor; a leaf's is the one that would accumulate into it."""
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn
+    return torch.autograd.graph.get_gradient_edge(tensor).node
