@@ -40,6 +40,8 @@ class Job:
                 f"the plan is for {self.plan.device}, where only one rank can run so far",
                 legal='launch("single"), or lower(device="cpu")',
             )
+        if options and launcher != "loopback":
+            raise RunError(f"launch takes no {', '.join(options)} here", legal='with "loopback"')
         if isinstance(launcher, LocalPool):
             return Run(self.plan, LocalRun(self.plan, self.bodies, pool=launcher))
         if launcher == "loopback":

@@ -92,7 +92,7 @@ class Program:
         specs = {name: value.spec for name, value in traced.values.items()}
         graph = lower_graph(logical, bodies=bodies, specs=specs, flops=flops, calls=calls)
         classes, streams, groups = emit(graph)
-        tensors = self.source.tensors()
+        tensors = self.source.tensors
         used = {task.body for found in classes for task in found.tasks if task.body}
         used |= {tensor.init for tensor in tensors.values()}
         leaves = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from piper.bodies.leaves import batch_leaves
@@ -50,6 +51,7 @@ class Source:
             )
         return local
 
+    @cached_property
     def tensors(self) -> dict[str, ModelTensor]:
         """All parameters and buffers of the model that a step reads, with their initializers."""
         found, traced = self.at(self.batch_size)

@@ -73,8 +73,8 @@ class Initializers:
             made[name] = Initializer(graph, constants, tuple(keys[p] for p in random))
         return made
 
-    def value(self, tensor: Tensor) -> Tensor | None:
-        """The real content of a tensor, if no random operation leads to it."""
+    def number(self, tensor: Tensor) -> float | None:
+        """The real content of a tensor of one element, if no random operation leads to it."""
         entries = [self.tape[p] for p in self._slice(tensor)]
         if not entries or any(entry.random for entry in entries):
             return None
@@ -84,7 +84,7 @@ class Initializers:
             root.register_buffer(name, constant)
         with _no_modes():
             (value,) = fx.GraphModule(root, graph)()
-        return value
+            return value.item()
 
     def _slice(self, tensor: Tensor) -> list[int]:
         """Positions of the operations that led to the present content of a tensor."""
@@ -112,13 +112,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            value = self.into.value(args[0])
+            value = self.into.number(args[0])
             if value is None:
                 raise TraceError(
                     "make_model reads the value of a random tensor",
                     legal="initialisation without branches on random values",
                 )
-            return value.item()
+            return value
         result = func(*args, **kwargs)
         read = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         wrote = {_storage(t) for t in pytree.tree_leaves(result) if isinstance(t, Tensor)}

@@ -34,7 +34,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 def leaf_name(path: Any) -> str:
     """The name of a place in a batch; no other place, and no parameter, has the same."""
-    return "batch:" + ".".join(map(_path_word, path))
+    return "batch:" + (".".join(map(_path_word, path)) or "*")
 
 
 def _path_word(key: Any) -> str:

@@ -38,12 +38,16 @@ def load_file(path: str, *needed: str) -> ModuleType:
     """Import a file by path and check that it defines the functions that are needed."""
     if not os.path.isfile(path):
         raise FileError(f"there is no file {path}")
-    name = os.path.splitext(os.path.basename(path))[0]
+    stem, ending = os.path.splitext(os.path.basename(path))
+    if ending != ".py":
+        raise FileError(f"{path} is not a Python file", legal="a file that ends in .py")
+    # A name of its own, so that no file hides a module of the same name.
+    name = f"piper_file_{stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    sys.path.append(os.path.dirname(os.path.abspath(path)))
     spec.loader.exec_module(module)
     missing = [function for function in needed if not callable(getattr(module, function, None))]
     if missing:
@@ -73,7 +77,12 @@ def chosen_strategy(
         return load_file(arguments.strategy, "strategy").strategy
     if degrees:
         return parallel(**degrees)
-    return getattr(module, "strategy", None)
+    own = getattr(module, "strategy", None)
+    if own is not None and not callable(own):
+        raise FileError(
+            f"strategy in {arguments.file} is no function", legal="def strategy(s): ..."
+        )
+    return own
 
 
 def trace_file(module: ModuleType, arguments: argparse.Namespace, *, double: bool = False) -> Any:

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from piper.cli.program import add_program_arguments, load_file, trace_file
+from piper.cli.program import FileError, add_program_arguments, load_file, trace_file
 
 FAILED = 1
 
@@ -38,10 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
         train_one_device,
     )
 
+    if arguments.steps < 1:
+        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+    if arguments.adversary and arguments.launch != "loopback":
+        raise FileError("--adversary goes with --launch loopback")
     module = load_file(arguments.file, "model", "batch", "step")
     program = trace_file(module, arguments, double=True)
     job = program.lower(optimizer=piper.adamw(lr=1e-3))
-    batches = [doubled(module.batch())] * arguments.steps
+    batches = [doubled(module.batch()) for _ in range(arguments.steps)]
     reference = train_one_device(job, batches)
     options = {"adversary": True} if arguments.adversary else {}
     with job.launch(arguments.launch, **options) as run:

@@ -20,7 +20,7 @@ from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
-from piper.frontend.conversion import replacing_parameters
+from piper.frontend.building import building
 from piper.frontend.interpret import Facts, interpret
 
 Step = Callable[[nn.Module, Any], Any]
@@ -81,7 +81,9 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
     torch._dynamo.reset()
     reset_values()
     mode = FakeTensorMode()
-    with mode, replacing_parameters(), recording() as initializers:
+    # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
+    mode.__deepcopy__ = lambda memo: mode
+    with _quiet(), mode, building(), recording() as initializers:
         model = make_model()
     with mode:
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows), batch)

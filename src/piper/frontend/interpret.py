@@ -58,6 +58,7 @@ class _Run(fx.Interpreter):
         self.facts = Facts()
         self.results: dict[fx.Node, list[Tensor]] = {}
         self.grad_fns: dict[fx.Node, list[Any]] = defaultdict(list)
+        self.lying_in: dict[int, list[Tensor]] = defaultdict(list)  # memory -> results so far
 
     def run_node(self, n: fx.Node) -> Any:
         given = [t for arg in n.all_input_nodes for t in tensors_in(self.env[arg])]
@@ -73,7 +74,11 @@ class _Run(fx.Interpreter):
             self.facts.random.add(n)
         if any(had_gradient[i] for i in changed):
             self.facts.changed_gradient.add(n)
-        touched = [*self.results[n], *(given[i] for i in changed)]
+        for tensor in self.results[n]:
+            self.lying_in[_memory(tensor)].append(tensor)
+        # A change through a view also gives a new history to its base, and to other views.
+        touched = [*self.results[n]]
+        touched += [t for memory in self.facts.changes[n] for t in self.lying_in[memory]]
         self.grad_fns[n] = [_grad_fn(t) for t in touched if t.requires_grad]
         return result
 

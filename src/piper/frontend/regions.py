@@ -28,7 +28,7 @@ def assign_regions(capture: Capture, *, stages: str) -> dict[fx.Node, Tags]:
     for node in tags:
         if node.target is operator.getitem:  # parts of a result stay with what made it
             tags[node] = tags.get(node.args[0], tags[node])
-    stage_of = _join(capture.graph, {n: t[stages] for n, t in tags.items() if stages in t})
+    stage_of = _join(capture, {n: t[stages] for n, t in tags.items() if stages in t})
     joined: dict[fx.Node, Tags] = {}
     for node, own in tags.items():
         inner = tuple((name, value) for name, value in own.items() if name != stages)
@@ -84,20 +84,22 @@ def _module_paths(node: fx.Node) -> list[str]:
     return paths
 
 
-def _join(graph: fx.Graph, tagged: dict[fx.Node, int]) -> dict[fx.Node, int]:
+def _join(capture: Capture, tagged: dict[fx.Node, int]) -> dict[fx.Node, int]:
+    graph, facts = capture.graph, capture.facts
     position = {node: index for index, node in enumerate(graph.nodes)}
     latest: dict[fx.Node, fx.Node] = {}  # node -> its latest tagged ancestor, or itself
     for node in graph.nodes:
         if node in tagged:
             latest[node] = node
         else:
-            behind = [latest[arg] for arg in node.all_input_nodes if arg in latest]
+            behind = [latest[arg] for arg in facts.inputs(node) if arg in latest]
             if behind:
                 latest[node] = max(behind, key=position.__getitem__)
     stage = {node: tagged[found] for node, found in latest.items()}
     for node in reversed(graph.nodes):
         if node not in stage and is_code(node):
-            ahead = [user for user in node.users if user in stage]
+            users = (*node.users, *facts.seen_by.get(node, ()))
+            ahead = [user for user in users if user in stage]
             if ahead:
                 stage[node] = stage[min(ahead, key=position.__getitem__)]
     return stage

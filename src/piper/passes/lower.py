@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from piper.errors import Call, SplitError
+from piper.errors import Call, OrderError, PiperError, PlanError, SplitError
 from piper.ir.graph import Graph
 from piper.ir.ordering import resolve_orders
 from piper.ir.sorting import sorted_topologically
@@ -15,7 +15,7 @@ from piper.mesh import Slice
 from piper.passes.bind import GetBodies, bind_bodies
 from piper.passes.gradients import update_parameters
 from piper.passes.loss import report_loss
-from piper.passes.schedule import schedule
+from piper.passes.schedule import crossed_messages, schedule
 from piper.passes.transfers import transfer_values
 from piper.plan.body_spec import TensorSpec
 
@@ -58,6 +58,26 @@ def lower_graph(
     transfer_values(draft)
     graph = sorted_topologically(draft.graph())
     graph = msgspec.structs.replace(graph, edges=resolve_orders(graph, calls))
-    graph = schedule(graph, flops)
+    try:
+        graph = schedule(graph, flops)
+    except PlanError as error:
+        raise _order_error(graph, calls, str(error)) from None
+    crossed = crossed_messages(graph)
+    if crossed:
+        raise _order_error(graph, calls, "sent {} before {}, received {} first".format(*crossed))
     verify(graph)
     return graph
+
+
+def _order_error(graph: Graph, calls: Sequence[Call], reason: str) -> PiperError:
+    """Only an order that names communication can make ranks wait for each other."""
+    named = [o for o in graph.orders if any(s.comm for group in o.groups for s in group)]
+    if not named:
+        return PlanError(reason)
+    return OrderError(
+        "ranks would wait for each other",
+        call=calls[named[-1].origin],
+        requirement=3,
+        details=[reason],
+        legal="communication in the order in which both sides can have it",
+    )

@@ -28,6 +28,21 @@ def schedule(graph: Graph, flops: Mapping[str, float]) -> Graph:
     return _Simulation(graph, flops).run()
 
 
+def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
+    """Two messages of one channel that are received in another order than they are sent."""
+    sent: dict[tuple[Slice, ...], list[str]] = defaultdict(list)
+    received: dict[tuple[Slice, ...], list[str]] = defaultdict(list)
+    for comm in graph.comms:
+        if comm.comm in ("send", "recv"):
+            channel = sent if comm.comm == "send" else received
+            channel[comm.group.slices].append(comm.key)
+    for slices, keys in sent.items():
+        for one, other in zip(keys, received[slices], strict=True):
+            if one != other:
+                return one, other, other
+    return None
+
+
 class _Simulation:
     def __init__(self, graph: Graph, flops: Mapping[str, float]) -> None:
         self.graph = graph

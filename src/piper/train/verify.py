@@ -68,7 +68,7 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
             total += loss.item()
-            count += float(weight)
+            count += float(weight.detach() if isinstance(weight, Tensor) else weight)
         if count == 0:
             raise RunError("the total count of the batch is 0: there is nothing to average")
         for param in params.values():

@@ -1,12 +1,12 @@
-"""Conversion of fake modules: `.double()` and `.to()` inside `make_model`.
+"""Building a model on fake tensors: what torch itself cannot do there.
 
-torch 2.11 and 2.13 swap fake parameters on conversion, which fails because fake tensors always have weak
-references. While a model is built, parameters are replaced instead. This can go when torch can.
+`building` can go when torch 2.11 and 2.13 are no longer supported and their successors can do both.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +15,36 @@ from torch import Tensor, nn
 
 
 @contextlib.contextmanager
-def replacing_parameters() -> Iterator[None]:
+def building() -> Iterator[None]:
+    """While a model is built: conversions replace parameters, truncated normals need no rejection."""
+    with _replacing_parameters(), _direct_truncation():
+        yield
+
+
+@contextlib.contextmanager
+def _direct_truncation() -> Iterator[None]:
+    """`trunc_normal_` by the inverse of the distribution, since rejection looks at the samples."""
+    original = nn.init._no_grad_trunc_normal_
+
+    def truncated(
+        tensor: Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+    ) -> Tensor:
+        low, high = (math.erf((bound - mean) / (std * math.sqrt(2.0))) for bound in (a, b))
+        with torch.no_grad():
+            tensor.uniform_(low, high, generator=generator).erfinv_()
+            return tensor.mul_(std * math.sqrt(2.0)).add_(mean).clamp_(min=a, max=b)
+
+    nn.init._no_grad_trunc_normal_ = truncated
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = original
+
+
+@contextlib.contextmanager
+def _replacing_parameters() -> Iterator[None]:
+    """`.double()` and `.to()`: torch swaps fake parameters on conversion, which fails because fake
+    tensors always have weak references."""
     original = nn.Module._apply
     replaced: dict[int, tuple[Tensor, Tensor]] = {}  # so that tied parameters stay tied
     depth = 0

@@ -1,0 +1,397 @@
+"""Programs that once trained wrongly, crashed or were refused; each is legal and must be exact."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import piper
+from piper import where
+from piper.directives.schedule import Schedule
+from piper.errors import OrderError, RunError, TraceError
+from piper.strategies import parallel
+from piper.train.verify import compare, train_one_device
+
+
+def _batch(seed: int) -> torch.Tensor:
+    return torch.randn(8, 5, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _mean_square(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).square().mean()
+
+
+def check(
+    make: Callable[[], nn.Module],
+    *,
+    batch: Callable[[int], Any] = _batch,
+    step: Callable[..., Any] = _mean_square,
+    strategy: Callable[[Schedule], None] | None = None,
+) -> None:
+    strategy = strategy or parallel(pp=2, microbatches=2)
+    program = piper.trace(lambda: make().double(), batch(0), step).apply(strategy)
+    job = program.lower(optimizer=piper.adamw(lr=1e-2))
+    batches = [batch(seed) for seed in range(3)]
+    reference = train_one_device(job, batches)
+    for adversary in (False, True):
+        with job.launch("loopback", adversary=adversary) as run:
+            errors = compare(run, batches, reference)
+        assert errors.exact, errors
+
+
+def refused(make: Callable[[], nn.Module], words: str, step: Any = _mean_square) -> None:
+    with pytest.raises(TraceError, match=words):
+        piper.trace(lambda: make().double(), _batch(0), step)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
+
+    def run_stages(self, first: Any, second: Any) -> Any:
+        with piper.annotate("PP"):
+            h = first()
+        with piper.annotate("PP"):
+            return second(h)
+
+
+def two(forward: Callable[..., torch.Tensor]) -> type[Two]:
+    return type("Model", (Two,), {"forward": forward})
+
+
+def test_changes_in_place_pass_gradients_on() -> None:
+    def added(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = self.a(x)
+        with piper.annotate("PP"):
+            y = self.b(x)
+            y.add_(h)
+            return y
+
+    def written(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = self.a(x)
+        with piper.annotate("PP"):
+            y = torch.zeros_like(h)
+            y[:, 0] = h[:, 0]
+            y[:, 1].add_(h[:, 2])
+            return self.b(y)
+
+    def from_a_parameter(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = self.a(x)
+        with piper.annotate("PP"):
+            w = torch.zeros(6, 6, dtype=x.dtype)
+            w[:3] = self.b.weight[:3]
+            return h @ w
+
+    def untagged(self: Two, x: torch.Tensor) -> torch.Tensor:
+        w = torch.zeros(6, 6, dtype=x.dtype)
+        w[:3] = self.b.weight[:3]
+        with piper.annotate("PP"):
+            h = self.a(x) @ w
+        with piper.annotate("PP"):
+            return self.c(h) @ w
+
+    for forward in (added, written, from_a_parameter, untagged):
+        check(two(forward))
+
+
+def test_changes_in_place_of_masks_are_kept() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(5, 6, dtype=x.dtype)
+        mask[0] = 0.25
+        mask.tril_()
+        with piper.annotate("PP"):
+            h = torch.tanh(self.a(x)) * mask
+        with piper.annotate("PP"):
+            return self.b(h) * mask
+
+    check(two(forward))
+
+
+def test_changes_in_place_that_cannot_be_kept_are_refused() -> None:
+    def under_no_grad(self: Two, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        with torch.no_grad():
+            h.mul_(0.5)
+        return self.b(h)
+
+    def by_position(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP", 0):
+            h = self.a(x)
+        with piper.annotate("PP", 1):
+            g = self.b(h * 1)
+        with piper.annotate("PP", 0):
+            F.relu(h, True)
+        with piper.annotate("PP", 1):
+            return g + h
+
+    refused(two(under_no_grad), r"changed in place under no_grad \(.*test_regressions")
+    refused(two(by_position), "changed in place that other regions made or have read")
+
+
+def test_functions_of_one_name_have_bodies_of_their_own() -> None:
+    class Pools(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+            self.v = nn.ParameterList(torch.randn(6, 2) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with piper.annotate("PP"):
+                x = self.a(x)
+            with piper.annotate("PP"):
+                x = F.linear(F.max_pool1d(x, 3), self.v[0])
+            with piper.annotate("PP"):
+                x = F.linear(F.adaptive_max_pool1d(x, 2), self.v[1])
+            with piper.annotate("PP"):
+                return x * 1
+
+    check(Pools, strategy=parallel(pp=4, microbatches=2))
+
+
+def test_a_parameter_read_without_gradient_on_another_slice() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = torch.tanh(self.a(x))
+        with piper.annotate("PP"):
+            return self.b(h) + F.linear(h, self.a.weight.detach())
+
+    check(two(forward))
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+        lambda x: F.rrelu(x, training=True),
+        lambda x: F.gumbel_softmax(x),
+        lambda x: x + torch.randn(6, dtype=x.dtype),
+        lambda x: F.dropout(x, 0.5),
+    ],
+)
+def test_every_random_operation_is_refused(draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    refused(two(lambda self, x: self.b(draw(self.a(x)))), r"is random \(.*test_regressions")
+
+
+def test_switched_off_randomness_is_none() -> None:
+    check(two(lambda self, x: self.b(F.dropout(F.rrelu(self.a(x)), 0.5, training=False))),
+          strategy=parallel(dp=2))  # fmt: skip
+
+
+def test_numbers_in_a_batch_are_part_of_the_code() -> None:
+    def forward(self: Two, batch: Any) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(batch["x"]))) * batch["scale"]
+
+    check(two(forward), batch=lambda s: {"x": _batch(s), "scale": 2.0}, strategy=parallel(dp=2))
+    model = two(forward)
+    job = piper.trace(
+        lambda: model().double(), {"x": _batch(0), "scale": 2.0}, _mean_square
+    ).lower()
+    with job.launch("single") as run, pytest.raises(RunError, match=r"scale is 3.0, but .* 2.0"):
+        run.step({"x": _batch(0), "scale": 3.0})
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(lambda model, total: model.n, id="buffer"),
+        pytest.param(lambda model, total: total.detach().abs() + 1, id="from-the-loss"),
+        pytest.param(lambda model, total: torch.tensor(4.0), id="constant"),
+        pytest.param(lambda model, total: total, id="the-loss-itself"),
+    ],
+)
+def test_counts_of_any_origin(count: Callable[..., torch.Tensor]) -> None:
+    class Counted(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.tensor(4.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.run_stages(lambda: torch.tanh(self.a(x)), self.b)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> Any:
+        total = model(batch).square().sum()
+        return total, count(model, total)
+
+    check(Counted, step=step)
+
+
+def test_a_loss_of_one_element_in_a_row() -> None:
+    check(
+        two(lambda self, x: self.run_stages(lambda: self.a(x), self.b)),
+        step=lambda model, batch: model(batch).square().mean().reshape(1),
+        strategy=parallel(pp=2, dp=2, microbatches=2),
+    )
+
+
+def test_complex_parameters_are_refused() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = nn.Parameter(torch.randn(6, dtype=torch.complex128))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.c).abs()
+
+    with pytest.raises(TraceError, match="parameter c is complex"):
+        piper.trace(Complex, _batch(0), _mean_square)
+
+
+def test_copies_and_derived_tensors_agree_with_their_origin() -> None:
+    class Copied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+            self.b = copy.deepcopy(self.a)
+            self.register_buffer("norm", self.a.weight.detach().norm())
+            rates = [float(i) for i in torch.linspace(0, 1, 3)]
+            self.c = nn.Parameter(torch.full((6,), rates[1]))
+            self.d = nn.Parameter(nn.init.trunc_normal_(torch.empty(6, 6), std=0.5, a=-0.6, b=0.6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x)) * self.norm * self.c @ self.d
+
+    job = piper.trace(lambda: Copied().double(), _batch(0), _mean_square).lower()
+    with job.launch("single") as run:
+        params = run.parameters()
+        [norm] = run.workers.worker.tensors("buffer").values()  # type: ignore[attr-defined]
+    assert torch.equal(params["a.weight"], params["b.weight"])
+    assert torch.allclose(norm, params["a.weight"].norm(), rtol=1e-6)
+    assert torch.equal(params["c"], torch.full((6,), 0.5, dtype=torch.float64))
+    assert params["d"].abs().max() <= 0.6 and 0.2 < params["d"].std() < 0.45
+    check(Copied, strategy=parallel(dp=2))
+
+
+def test_parameters_read_for_their_shape_alone_are_left_alone() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h, g = torch.tanh(self.a(x)), self.b(x)
+        with piper.annotate("PP"):
+            return self.c(h).expand_as(g)
+
+    check(two(forward))
+
+
+def test_names_of_parameters_and_leaves_are_free() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch, self.grad = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.one, self.loss, self.count = (nn.Parameter(torch.ones(6)) for _ in range(3))
+            self.saved = nn.ParameterList(torch.ones(6) for _ in range(2))
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            with piper.annotate("PP"):
+                x = self.grad(self.batch(batch["x[0]"]) @ batch["weight"][0]) * self.one
+            with piper.annotate("PP"):
+                x = x * self.saved[0] * self.loss + self.count * batch["a"]["b.c"]
+                return x * self.saved[1] * self.weight
+
+    def batch(seed: int) -> Any:
+        x = _batch(seed)
+        square = x[:, :1].transpose(1, 2) @ x[:, :1]
+        return {"x[0]": x, "weight": square, "a": {"b.c": x + 1}}
+
+    check(Named, batch=batch)
+
+
+def test_a_stage_without_gradient_that_makes_tensors() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = x + torch.arange(6, dtype=x.dtype) * torch.tensor(0.5)
+        with piper.annotate("PP"):
+            return self.b(h)
+
+    check(two(forward))
+
+
+def test_operators_with_code_inside_are_refused() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        return self.b(checkpoint(self.a, x, use_reentrant=False))
+
+    refused(two(forward), r"is not supported \(.*test_regressions.*\n.*checkpoint")
+
+
+def test_batches_need_not_be_contiguous() -> None:
+    def batch(seed: int) -> torch.Tensor:
+        return _batch(seed).transpose(1, 2).contiguous().transpose(1, 2)
+
+    assert not batch(0).is_contiguous()
+    check(
+        two(lambda self, x: self.run_stages(lambda: self.a(x.reshape(-1, 6)), self.b)), batch=batch
+    )
+
+
+def test_dead_code_is_dropped() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        self.c(x)
+        return self.run_stages(lambda: self.a(x), self.b)
+
+    check(two(forward))
+
+
+def test_lazy_conjugates_between_stages() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = torch.complex(self.a(x), x).conj()
+        with piper.annotate("PP"):
+            return self.b(torch.view_as_real(h * (1 + 2j)).sum(-1))
+
+    check(two(forward))
+
+
+def test_orders_of_communication_that_cannot_be_are_refused() -> None:
+    model = two(lambda self, x: self.run_stages(lambda: self.a(x), self.b))
+
+    def crossed(s: Schedule) -> None:
+        parallel(pp=2, microbatches=2)(s)
+        s.order([where(comm="recv", PP=1, MB=1), where(comm="recv", PP=1, MB=0)])
+
+    program = piper.trace(lambda: model().double(), _batch(0), _mean_square)
+    with pytest.raises(OrderError, match=r"order \(.*test_regressions.*wait for each other"):
+        program.apply(crossed).lower()
+
+
+def test_a_step_that_failed_leaves_nothing_behind() -> None:
+    def step(model: nn.Module, batch: Any) -> Any:
+        return (model(batch["x"]) * batch["w"]).sum(), batch["w"].sum()
+
+    model = two(lambda self, x: self.run_stages(lambda: self.a(x), self.b))
+    good = {"x": _batch(0), "w": torch.ones(8, 1, 1, dtype=torch.float64)}
+    job = piper.trace(lambda: model().double(), good, step)
+    run = job.apply(parallel(pp=2, dp=2, microbatches=2)).lower().launch("loopback")
+    with pytest.raises(RunError, match="the total count of the batch is 0"):
+        run.step({"x": good["x"], "w": good["w"] * 0})
+    assert run.step(good).count == 8.0
+
+
+def test_experts_that_mix_rows_are_refused() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router, self.weight = nn.Linear(6, 2), nn.Parameter(torch.randn(2, 6, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = x.flatten(0, 1)
+            expert = self.router(rows).argmax(-1)
+            counts = torch.zeros(2, dtype=torch.int64).scatter_add(0, expert, expert * 0 + 1)
+            rows = rows.index_select(0, expert.argsort(stable=True))
+            with piper.annotate("EP"):
+                rows = piper.grouped_mm(rows, self.weight, counts)
+                return rows - rows.mean(0)
+
+    program = piper.trace(lambda: Mixing().double(), _batch(0), _mean_square)
+    with pytest.raises(TraceError, match="the sharded region mixes rows: mean"):
+        program.apply(parallel(dp=2, ep=2)).lower()
