@@ -39,13 +39,17 @@ class Call(msgspec.Struct, frozen=True):
         return f"{self.name} ({self.source})" if self.source else self.name
 
 
+def is_users(file: str) -> bool:
+    """Whether a file holds code of the user's own."""
+    return not file.startswith("<") and not os.path.abspath(file).startswith(_ELSEWHERE)
+
+
 def user_source() -> Source | None:
     """The innermost line outside this package, or None when the package calls itself."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith("<") and not os.path.abspath(name).startswith(_ELSEWHERE):
-            return Source(os.path.abspath(name), frame.f_lineno)
+        if is_users(frame.f_code.co_filename):
+            return Source(os.path.abspath(frame.f_code.co_filename), frame.f_lineno)
         frame = frame.f_back
     return None
 

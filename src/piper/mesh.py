@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from piper.errors import MeshError, did_you_mean
+from piper.errors import Call, MeshError, did_you_mean, user_source
 
 
 class Slice(msgspec.Struct, frozen=True, order=True):
@@ -54,12 +54,15 @@ class Mesh(msgspec.Struct, frozen=True):
         for axis, at in coordinates.items():
             if axis not in sizes:
                 raise MeshError(
-                    f"mesh has no axis {axis!r}{did_you_mean(axis, self.names)}",
+                    f"the mesh has no axis {axis!r}{did_you_mean(axis, self.names)}",
+                    call=Call("mesh.at", user_source()),
                     legal=f"axes {', '.join(self.names) or '(none)'}",
                 )
             if not 0 <= at < sizes[axis]:
                 raise MeshError(
-                    f"{axis}={at} is outside the mesh", legal=f"{axis} from 0 to {sizes[axis] - 1}"
+                    f"{axis}={at} is outside the mesh",
+                    call=Call("mesh.at", user_source()),
+                    legal=f"{axis} from 0 to {sizes[axis] - 1}",
                 )
         return Slice(tuple((a, coordinates[a]) for a in self.names if a in coordinates))
 

@@ -7,6 +7,7 @@ import piper
 from piper import where
 from piper.errors import Call, PlanError, SelectError
 from piper.ir.graph import Graph
+from piper.ir.history import history_as_code
 from piper.ir.nodes import Chunk
 from piper.ir.select import select
 from piper.ir.serial import graph_from_json, graph_to_json
@@ -98,19 +99,16 @@ def test_history_names_the_users_lines_and_pastes_back() -> None:
 
     program = program_of("skip").apply(strategy)
     assert [str(record) for record in program.history] == [
-        "s.mesh(pp=2)",
+        "mesh = s.mesh(pp=2)",
         "s.place(where(PP=0), mesh.at(pp=0))",
         "s.place(where(PP=1), mesh.at(pp=1))",
         "s.split(where(), 'MB', 2)",
     ]
     assert all("test_graph.py" in str(record.call.source) for record in program.history)
 
-    def pasted(s: piper.Schedule) -> None:
-        names = {"s": s, "where": where}
-        for record in program.history:
-            names["mesh"] = eval(str(record), dict(names)) or names.get("mesh")  # type: ignore[assignment]
-
-    assert program_of("skip").apply(pasted).graph == program.graph
+    names: dict[str, object] = {}
+    exec(history_as_code(program.history), names)
+    assert program_of("skip").apply(names["strategy"]).graph == program.graph  # type: ignore[arg-type]
 
 
 def test_a_plan_is_the_same_bytes_every_time_and_parses_back() -> None:

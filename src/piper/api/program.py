@@ -13,7 +13,7 @@ from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
 from piper.directives.schedule import Schedule
-from piper.errors import Call
+from piper.errors import Call, PlanError
 from piper.frontend.build import build_graph
 from piper.frontend.capture import Step
 from piper.ir.graph import Graph
@@ -68,7 +68,14 @@ class Program:
     def lower(
         self, *, optimizer: Optimizer | None = None, device: str = "cpu", seed: int = 0
     ) -> Job:
-        """Make the program physical: bodies, communication, order, events, and one plan per class."""
+        """Make the program physical: bodies, communication, order, events, and one plan per class.
+
+        Without an optimizer it is SGD with a learning rate of 0.1. `seed` decides initial weights.
+        """
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise PlanError(
+                f"optimizer is {optimizer!r}", legal="piper.adamw(lr=...) or piper.sgd(lr=...)"
+            )
         with _no_collections():
             return self._lower(optimizer or Optimizer("SGD", {"lr": 0.1}), device, seed)
 

@@ -37,9 +37,12 @@ class Run:
     def __init__(self, plan: Plan, workers: Workers) -> None:
         self.plan = plan
         self.workers = workers
+        self.closed = False
 
     def step(self, batch: Any) -> StepResult:
         """Train on one global batch."""
+        if self.closed:
+            raise RunError("the run is closed", legal="steps inside of the with block")
         leaves = batch_leaves(batch)
         self._check(leaves)
         given, traced = batch_constants(batch), self.plan.batch_constants
@@ -82,6 +85,7 @@ class Run:
         return differing_copies(self.plan, "param", self.workers.tensors("param"))
 
     def close(self) -> None:
+        self.closed = True
         self.workers.close()
 
     def __enter__(self) -> Run:

@@ -41,7 +41,15 @@ class Source:
 
     def local(self, rows: int) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""
-        (whole, traced), (part, local) = self.at(self.batch_size), self.at(rows)
+        whole, traced = self.at(self.batch_size)
+        try:
+            part, local = self.at(rows)
+        except TraceError as error:
+            raise TraceError(
+                f"with {rows} samples, one rank's microbatch: {error.message}",
+                details=error.details,
+                legal=f"code that takes any batch size; the example batch has {self.batch_size}",
+            ) from error
         if _structure(traced) != _structure(local):
             raise TraceError(
                 f"the model's structure depends on the batch size: it differs between "

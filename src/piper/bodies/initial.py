@@ -162,7 +162,12 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
 
     def _alias(value: Tensor) -> fx.Node:
         """A tensor object that no operation returned (a Parameter around one): same memory."""
-        base = latest[_storage(value)]
+        base = latest.get(_storage(value))
+        if base is None:
+            raise TraceError(
+                "make_model takes tensors that it did not make: weights from a file, for example",
+                legal="initial weights made by operators; starting from a file is not supported yet",
+            )
         size, stride, start = list(value.size()), list(value.stride()), value.storage_offset()
         return graph.call_function(torch.ops.aten.as_strided.default, (base, size, stride, start))
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 
 from piper.cli import plan, verify
-from piper.errors import PiperError
+from piper.errors import PiperError, Source, is_users
 
 FAILED, MISUSED = 1, 2
 
@@ -34,17 +34,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if arguments.debug:
             raise
-        print(_user_error(error, arguments.file), file=sys.stderr)
+        print(_user_error(error), file=sys.stderr)
         return MISUSED
 
 
-def _user_error(error: Exception, file: str) -> str:
+def _user_error(error: Exception) -> str:
     """An error of the user's own code, with its line; anything else says how to see more."""
     message = f"{type(error).__name__}: {error}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if os.path.abspath(f.filename) == os.path.abspath(file)]
-    if own:
-        return f"{file}:{own[-1].lineno}: {message}\n    {own[-1].line}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            source = Source(os.path.abspath(frame.filename), frame.lineno or 0)
+            return f"{source}: {message}\n    {frame.line}"
     return f"{message}\n  (--debug shows where)"
 
 

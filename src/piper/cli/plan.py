@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from piper.cli.program import add_program_arguments, load_file, trace_file
+from piper.ir.history import history_as_code
 
 
 def add_parser(commands: Any) -> None:
@@ -43,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(facts))
         return 0
-    for record in program.history:
-        print(record)
+    if program.history:
+        print(history_as_code(program.history))
     print(job.summary())
     for name in written:
         print(f"wrote {name}")

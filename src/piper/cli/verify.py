@@ -62,7 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return 0 if errors.exact else FAILED
     ranks = job.plan.mesh.size
-    print(f"{ranks} ranks ({arguments.launch}) against one device, {arguments.steps} AdamW steps")
+    pieces = job.plan.num_data_ranks * job.plan.num_microbatches
+    print(
+        f"{ranks} ranks ({arguments.launch}) against one device on the same {pieces} microbatches, "
+        f"{arguments.steps} AdamW steps"
+    )
     for name, error, bound in rows:
         where = errors.worst.get(name, "")
         mark = "ok" if error <= bound else "ABOVE THE BOUND"

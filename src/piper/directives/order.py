@@ -96,7 +96,12 @@ def order_table(
                 f"the table {table.name} has {has} {what}, but there are {wanted} {of}",
                 call=call,
                 requirement=4,
-                legal=f"a table with {wanted} {what}",
+                legal=f"a table with {wanted} {what}"
+                + (
+                    ", or several regions a stage: stages=[[0, 1], [2, 3]]"
+                    if what == "stages"
+                    else ""
+                ),
             )
     halves = {action.kind for row in table.rows for cell in row for action in cell} - {"F", "B"}
     if halves:

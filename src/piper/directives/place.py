@@ -26,6 +26,10 @@ def place(graph: Graph, selector: Selector, at: Slice, *, origin: int, call: Cal
         >>> print(s.graph.nodes["F[PP=0,EP=0]"].slice)
         pp=0
     """
+    if not isinstance(at, Slice):
+        raise MeshError(
+            f"{at!r} is not a slice", call=call, requirement=1, legal="a slice: mesh.at(pp=0)"
+        )
     sizes = dict(graph.mesh.axes)
     for axis, coordinate in at.fixed:
         if axis not in sizes or not 0 <= coordinate < sizes[axis]:

@@ -13,7 +13,7 @@ from piper.directives.place import place
 from piper.directives.replicate import replicate
 from piper.directives.shard import shard
 from piper.directives.split import split
-from piper.errors import Call, MeshError, user_source
+from piper.errors import Call, MeshError, did_you_mean, user_source
 from piper.ir.graph import Graph, Stream
 from piper.ir.history import Record
 from piper.ir.select import Selector
@@ -71,7 +71,8 @@ class Schedule:
 
     def place(self, selector: Selector, at: Slice) -> None:
         call, origin = self._call("place"), len(self.history)
-        slice_code = f"mesh.at({', '.join(f'{a}={i}' for a, i in at.fixed)})"
+        fixed = getattr(at, "fixed", ())
+        slice_code = f"mesh.at({', '.join(f'{axis}={index}' for axis, index in fixed)})"
         self._apply(
             call,
             f"{selector}, {slice_code}",
@@ -157,6 +158,10 @@ class Schedule:
         self.graph = complete(self.graph, [record.call for record in self.history])
         return self.graph
 
+    def __getattr__(self, name: str) -> Any:
+        known = [n for n in dir(type(self)) if not n.startswith("_")]
+        raise AttributeError(f"no directive is called {name!r}{did_you_mean(name, known)}")
+
     def _call(self, name: str) -> Call:
         return Call(name, user_source())
 
@@ -167,6 +172,18 @@ class Schedule:
         if self.graph.splits != before.splits:
             came, gone = len(self.graph.nodes), len(before.nodes)
         self.history.append(Record(call, arguments, added=came, removed=gone))
+
+
+for _method, _function in (
+    (Schedule.place, place),
+    (Schedule.replicate, replicate),
+    (Schedule.shard, shard),
+    (Schedule.split, split),
+    (Schedule.order, order),
+):
+    _method.__doc__ = _function.__doc__
+assert Schedule.order.__doc__ is not None
+Schedule.order.__doc__ += f"\n    With a table instead of groups:\n\n    {order_table.__doc__}"
 
 
 def _show(*args: Any, **kwargs: Any) -> str:

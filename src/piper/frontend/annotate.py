@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from piper.errors import TraceError, did_you_mean
+from piper.errors import Call, TraceError, did_you_mean, user_source
 
 PREFIX = "piper:"  # our keys among the annotations that a node may carry
 _ATTRIBUTE = "_piper_tags"
@@ -61,7 +61,8 @@ def _matching(pattern: str, known: list[str], name: str) -> list[str]:
     paths = [path for path in known if fnmatch.fnmatchcase(path, pattern)]
     if not paths:
         raise TraceError(
-            f"tag {name}: no module is called {pattern!r}{did_you_mean(pattern, known)}"
+            f"{name}: no module is called {pattern!r}{did_you_mean(pattern, known)}",
+            call=Call("tag", user_source()),
         )
     return paths
 

@@ -15,10 +15,15 @@ from torch import Tensor, nn
 
 
 @contextlib.contextmanager
-def building() -> Iterator[None]:
-    """While a model is built: conversions replace parameters, truncated normals need no rejection."""
-    with _replacing_parameters(), _direct_truncation():
-        yield
+def building(mode: Any) -> Iterator[None]:
+    """While a model is built: conversions replace parameters, truncated normals need no rejection,
+    and real tensors may be written into fake ones."""
+    mode.allow_non_fake_inputs = True
+    try:
+        with _replacing_parameters(), _direct_truncation():
+            yield
+    finally:
+        mode.allow_non_fake_inputs = False
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,15 +13,17 @@ from urllib.parse import quote
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import exc
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from piper.bodies.initial import Initializers, recording
-from piper.bodies.leaves import batch_leaves, map_leaves
+from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.building import building
 from piper.frontend.interpret import Facts, interpret
+from piper.frontend.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -48,8 +50,8 @@ class Capture:
     count: fx.Node | None
 
 
+_REFUSALS = (exc.TorchDynamoException, exc.UserError)
 NO_GRAD = "piper:no_grad"  # marks nodes that ran without gradient
-_WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 
 
 class _Whole(nn.Module):
@@ -63,7 +65,7 @@ class _Whole(nn.Module):
         if isinstance(result, Tensor):
             return _scalar(result)
         if not isinstance(result, tuple | list) or not isinstance(result[0], Tensor):
-            raise TypeError(_WRONG_RESULT)
+            raise TypeError(WRONG_RESULT)
         # A count may be a number, a buffer or the loss itself; here it becomes a tensor of its own.
         zero = torch.zeros_like(_scalar(result[0]).detach(), dtype=torch.float64)
         return _scalar(result[0]), *(zero + _scalar(other) for other in result[1:])
@@ -78,19 +80,24 @@ def _scalar(value: Any) -> Any:
 
 def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows: int) -> Capture:
     """Capture `step` on a batch like `batch` with `rows` samples; no memory is taken for weights."""
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise TraceError(
+            "trace was given a model", legal="a function that makes it: trace(Model, batch, step)"
+        )
     torch._dynamo.reset()
     reset_values()
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode
-    with _quiet(), mode, building(), recording() as initializers:
+    with _quiet(), mode, building(mode), recording() as initializers:
         model = make_model()
     with mode:
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows), batch)
     whole = _Whole(model, step)
-    with _quiet(), torch.fx.traceback.preserve_node_meta(), _readable_errors():
+    with _quiet() as said, torch.fx.traceback.preserve_node_meta(), readable_errors(_REFUSALS):
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
+    warn_of_side_effects(said)
     graph = fx.Graph()
     results = graph.graph_copy(module.graph, {})
     graph.output(results)
@@ -106,11 +113,14 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
                 legal="register it as a buffer of the model, or put it into the batch",
             )
         origins[node] = names[id(tensor)]
+    _refuse_data_dependent(graph)
     loss, count = _loss_and_count(results)
     with _quiet():
         facts = interpret(graph, constants, flat)
     if loss not in facts.flowing:
         raise TraceError("the loss does not depend on any parameter that requires a gradient")
+    if count is not None:
+        _refuse_counted_parameters(count, origins, facts)
     _drop_dead_code(graph, facts)
     return Capture(graph, constants, origins, model, initializers, facts, loss, count)
 
@@ -131,6 +141,41 @@ def _constants(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
                 )
             found[str(node.target)] = value
     return found
+
+
+def _refuse_data_dependent(graph: fx.Graph) -> None:
+    """Raise where a number or a shape depends on what is in the batch."""
+    for node in graph.nodes:
+        value = value_of(node)
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise TraceError(
+                f"{callee(node)} takes a number out of a tensor ({source_of(node)})",
+                legal="numbers that depend on data stay tensors: no .item(), .tolist() or float()",
+            )
+        if any(not isinstance(n, int) for t in tensors_in(value) for n in t.shape):
+            raise TraceError(
+                f"the shape of {callee(node)} depends on data ({source_of(node)})",
+                legal="shapes known from the batch's shape; to count, F.one_hot(i, E).sum(0)",
+            )
+
+
+def _refuse_counted_parameters(
+    count: fx.Node, origins: dict[fx.Node, Origin], facts: Facts
+) -> None:
+    """A count that depends on parameters is a metric: dividing by it would train something else."""
+    stack = [arg for arg in count.args[1:] if isinstance(arg, fx.Node)]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node in origins and origins[node].role == "param":
+            raise TraceError(
+                f"step's count depends on parameter {origins[node].name}",
+                legal="a mean loss alone, or (sum, count) with a count of what the sum is over",
+            )
+        for arg in facts.inputs(node):
+            if arg not in seen:
+                seen.add(arg)
+                stack.append(arg)
 
 
 def callee(node: fx.Node) -> str:
@@ -235,39 +280,14 @@ def _remove_grad_modes(graph: fx.Graph) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextlib.contextmanager
-def _readable_errors() -> Iterator[None]:
-    """Dynamo's refusals as one error with the user's line and what to do."""
-    from torch._dynamo import exc
-
+def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Without torch's warnings and logs about fake tensors; what was said is kept."""
+    log = logging.getLogger("torch")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
-        yield
-    except (exc.TorchDynamoException, exc.UserError) as error:
-        stack: Any = getattr(error, "real_stack", None) or traceback.StackSummary()
-        frames = [
-            f for f in stack if "/torch/" not in f.filename and "/piper/frontend/" not in f.filename
-        ]
-        details = [frames[-1].line.strip()] if frames and frames[-1].line else []
-        place = f" at {Source(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
-        reason, advice = _explain(str(error))
-        raise TraceError(
-            f"the model does not trace{place}: {reason}", details=details, legal=advice
-        ) from error
-
-
-def _explain(text: str) -> tuple[str, str]:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = lines[0] if lines else "graph break"
-    if _WRONG_RESULT in text:
-        return _WRONG_RESULT, "a tensor with one element, or a pair of such"
-    lowered = text.lower()
-    if "data-dependent" in lowered or "dynamic control flow" in lowered or "item()" in lowered:
-        return reason, "compute both sides and choose with torch.where; keep numbers as tensors"
-    hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
-    return reason, hints[0] if hints else "code that torch.compile(fullgraph=True) accepts"
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield said
+    finally:
+        log.setLevel(level)

@@ -11,6 +11,9 @@ from torch import fx
 from piper.errors import TraceError
 from piper.frontend.capture import NO_GRAD, Capture, source_of
 
+_PLAIN = "write the result to a new tensor: x = x + y instead of x += y"
+_STATE = "no state that forward changes: LayerNorm or GroupNorm for BatchNorm, or model.eval()"
+
 
 def refuse_mutation(
     nodes: Sequence[fx.Node], chunk_of: dict[fx.Node, int], capture: Capture
@@ -39,7 +42,7 @@ def refuse_mutation(
         for memory in facts.changes[node]:
             if memory in given:
                 origin = capture.origins[given[memory]]
-                _refuse(node, f"{origin.role} {origin.name} is changed in place")
+                _refuse(node, f"{origin.role} {origin.name} is changed in place", _STATE)
             if node not in chunk_of:  # code that every reader has for itself
                 continue
             early = any(
@@ -50,8 +53,5 @@ def refuse_mutation(
                 _refuse(node, "a tensor is changed in place that other regions made or have read")
 
 
-def _refuse(node: fx.Node, what: str) -> NoReturn:
-    raise TraceError(
-        f"{what} ({source_of(node)})",
-        legal="write the result to a new tensor: x = x + y instead of x += y",
-    )
+def _refuse(node: fx.Node, what: str, legal: str = _PLAIN) -> NoReturn:
+    raise TraceError(f"{what} ({source_of(node)})", legal=legal)

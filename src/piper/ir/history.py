@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from piper.errors import Call
@@ -16,4 +18,11 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     removed: int = 0
 
     def __str__(self) -> str:
-        return f"s.{self.call.name}({self.arguments})"
+        target = "mesh = " if self.call.name == "mesh" else ""
+        return f"{target}s.{self.call.name}({self.arguments})"
+
+
+def history_as_code(history: Sequence[Record]) -> str:
+    """The directives as a strategy that can be pasted."""
+    lines = "".join(f"    {record}\n" for record in history)
+    return f"import piper\nfrom piper import where\n\n\ndef strategy(s):\n{lines}"

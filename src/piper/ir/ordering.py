@@ -69,6 +69,7 @@ def _member(graph: Graph, selector: Selector, order: Order, call: Call) -> list[
             f"{graph.nodes[elsewhere[0]].slice}",
             call=call,
             requirement=4,
+            legal=f"place(..., mesh.at({order.only})) for every stage of that row",
         )
     return found
 

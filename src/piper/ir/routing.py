@@ -29,10 +29,8 @@ def expert_form(graph: Graph, node: Chunk) -> tuple[ExpertForm | None, str]:
     num_experts = params[0].shape[0]
     for value in params:
         if value.shape[0] != num_experts:
-            return (
-                None,
-                f"parameters disagree on the number of experts ({num_experts} or {value.shape[0]})",
-            )
+            sizes = f"{params[0].name} has {num_experts}, {value.name} {value.shape[0]}"
+            return None, f"parameters disagree on the number of experts: {sizes}"
     counts = [
         index
         for index, value in enumerate(values)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from piper.errors import Call, SelectError, did_you_mean
+from piper.errors import Call, SelectError, did_you_mean, user_source
 from piper.ir.nodes import Chunk, Comm, Node
 
 if TYPE_CHECKING:
@@ -47,11 +47,14 @@ class Selector(msgspec.Struct, frozen=True, omit_defaults=True):
 def where(*, phase: str | None = None, comm: str | None = None, **tags: Any) -> Selector:
     """Select nodes by tag: `where(PP=0)`, `where(PP="*", EP=None)`, `where(MB=1, phase="B")`."""
     if phase not in (None, "F", "B", "BI", "BW"):
-        raise SelectError(f"where: no phase {phase!r}", legal="phase F, B, BI or BW")
+        call = Call("where", user_source())
+        raise SelectError(f"no phase {phase!r}", call=call, legal="phase F, B, BI or BW")
     for tag, value in tags.items():
         if value is not None and value != ANY and not isinstance(value, int):
             raise SelectError(
-                f"where: {tag}={value!r} is not a tag value", legal='an integer, "*" or None'
+                f"{tag}={value!r} is not a tag value",
+                call=Call("where", user_source()),
+                legal='an integer, "*" or None',
             )
     return Selector(tuple(tags.items()), phase, comm)
 

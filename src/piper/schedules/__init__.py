@@ -9,7 +9,7 @@ from piper.errors import ScheduleError, did_you_mean
 from piper.schedules.gpipe import gpipe
 from piper.schedules.interleaved import interleaved_1f1b
 from piper.schedules.one_f_one_b import one_f_one_b
-from piper.schedules.table import Action, Table
+from piper.schedules.table import Action, Table, schedule_call
 
 SCHEDULES: dict[str, Callable[..., Table]] = {
     "gpipe": gpipe,
@@ -30,6 +30,7 @@ def schedule(
     if name not in SCHEDULES:
         raise ScheduleError(
             f"no schedule is called {name!r}{did_you_mean(name, list(SCHEDULES))}",
+            call=schedule_call(name),
             legal=", ".join(SCHEDULES),
         )
     if stages_per_rank is not None and not num_stages_vary(name):

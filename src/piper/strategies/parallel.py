@@ -35,7 +35,12 @@ def parallel(
         mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep)
         regions = s.tags.get(stage_tag, [])
         experts = s.tags.get(expert_tag, [])
-        if pp > 1 and (not regions or len(regions) % pp):
+        if pp > 1 and not regions:
+            raise ScheduleError(
+                f"pp={pp}, but no region has the tag {stage_tag}",
+                legal=f'annotate("{stage_tag}") in the model, or piper.tag(model, {stage_tag}=[...])',
+            )
+        if pp > 1 and len(regions) % pp:
             raise ScheduleError(
                 f"{len(regions)} stages do not divide over {pp} pipeline ranks",
                 legal=f'tag a multiple of {pp} regions with annotate("{stage_tag}")',
