@@ -24,6 +24,9 @@ def test_plan_shows_directives_and_writes_the_plan(
     assert main(["plan", str(EXAMPLES / "moe.py"), *PP_DP_EP, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "s.shard(where(EP='*'), over='ep')" in printed
+    assert main(["plan", str(EXAMPLES / "moe.py"), *PP_DP_EP, "--tasks"]) == 0
+    tasks = capsys.readouterr().out
+    assert "all_to_all rows0>F[PP=0,EP=0,MB=0]" in tasks and "waits" in tasks and "frees" in tasks
     plan = plan_from_json(out.read_bytes())
     assert plan.content_hash() in printed
     bodies = json.loads((tmp_path / "plan.bodies.json").read_text())

@@ -20,6 +20,7 @@ from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
+from piper.ir.serial import graph_to_json
 from piper.ir.text import graph_to_text
 from piper.ir.verify import verify
 from piper.passes.emit import emit
@@ -64,6 +65,9 @@ class Program:
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)
+
+    def to_json(self) -> bytes:
+        return graph_to_json(self.graph)
 
     def lower(
         self, *, optimizer: Optimizer | None = None, device: str = "cpu", seed: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from piper.cli import plan, verify
 from piper.errors import PiperError, Source, is_users
 
-FAILED, MISUSED = 1, 2
+MISUSED = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

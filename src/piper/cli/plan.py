@@ -9,6 +9,7 @@ from typing import Any
 
 from piper.cli.program import add_program_arguments, load_file, trace_file
 from piper.ir.history import history_as_code
+from piper.plan.text import plan_to_text
 
 
 def add_parser(commands: Any) -> None:
@@ -17,6 +18,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
     )
+    parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
     parser.set_defaults(run=run)
 
 
@@ -47,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if program.history:
         print(history_as_code(program.history))
     print(job.summary())
+    if arguments.tasks:
+        print(plan_to_text(job.plan))
     for name in written:
         print(f"wrote {name}")
     return 0

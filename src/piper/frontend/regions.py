@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 
 from torch import fx
 
 from piper.frontend.annotate import PREFIX, module_tags
 from piper.frontend.capture import Capture
 from piper.ir.nodes import Tags
-
-Found = Mapping[str, int]
 
 
 def is_code(node: fx.Node) -> bool:

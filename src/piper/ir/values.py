@@ -59,9 +59,6 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
             return self.nbytes
         return self.bound * math.prod(self.shape[1:]) * _BYTES.get(self.dtype, 4)
 
-    def layout_on(self, axis: str) -> Layout | None:
-        return dict(self.layout).get(axis)
-
 
 def accumulation_dtype(dtype: str) -> str:
     """Where gradients of this dtype are summed: float64 stays, everything else is float32."""
