@@ -117,13 +117,84 @@ def test_changes_in_place_of_masks_are_kept() -> None:
     check(two(forward))
 
 
-def test_changes_in_place_that_cannot_be_kept_are_refused() -> None:
-    def under_no_grad(self: Two, x: torch.Tensor) -> torch.Tensor:
-        h = self.a(x)
+def test_what_runs_without_gradient_passes_none_on() -> None:
+    def in_place(self: Two, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x) * 1
         with torch.no_grad():
             h.mul_(0.5)
         return self.b(h)
 
+    def copied(self: Two, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        with torch.no_grad():
+            k = torch.zeros_like(h)
+            k.copy_(h)
+            k[:, 2:] = self.c.bias
+            torch.add(k, h, out=k)
+        return self.b(h) * k
+
+    for forward in (in_place, copied):
+        check(two(forward), strategy=parallel(dp=2, microbatches=2))
+
+
+def test_changes_through_views_of_hidden_results() -> None:
+    """A Linear of 3-D input returns a view of a product that no node holds."""
+
+    def element(self: Two, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h[:, 3].add_(self.c.bias)
+        h[..., 0].mul_(2)
+        return self.b(h)
+
+    def transposed(self: Two, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x).transpose(0, 1)
+        h += self.c.bias
+        h[0] *= self.c.weight[0]
+        return self.b(h)
+
+    def stale_parts(self: Two, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x) * 1
+        one, other = h.chunk(2, -1)
+        k = one + other
+        h.mul_(2)
+        return self.b(h) + k.sum()
+
+    def between_stages(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = self.a(x)
+            v = h[:, 0]
+            h.mul_(self.c.bias)
+        with piper.annotate("PP"):
+            return self.b(v)
+
+    for forward in (element, transposed, stale_parts):
+        check(two(forward), strategy=parallel(dp=2, microbatches=2))
+    check(two(between_stages))
+
+
+def test_initial_values_of_other_views() -> None:
+    polar = [torch.ones(6, 3), torch.arange(18.0).view(6, 3)]
+
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(6, 6, dtype=torch.float64)
+            turn = torch.polar(*(torch.ones(6, 3).double(), torch.arange(18.0).view(6, 3).double()))
+            self.register_buffer("conjugate", turn.conj())
+            self.register_buffer("pairs", torch.view_as_real(turn))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x) * self.conjugate.imag.sum() * self.pairs.sum()
+
+    job = piper.trace(Views, _batch(0), _mean_square).lower()
+    with job.launch("single") as run:
+        held = run.workers.worker.tensors("buffer")  # type: ignore[attr-defined]
+    turn = torch.polar(*(part.double() for part in polar))
+    assert torch.allclose(held["conjugate"], turn.conj().resolve_conj())
+    assert torch.allclose(held["pairs"], torch.view_as_real(turn))
+
+
+def test_changes_in_place_that_cannot_be_kept_are_refused() -> None:
     def by_position(self: Two, x: torch.Tensor) -> torch.Tensor:
         with piper.annotate("PP", 0):
             h = self.a(x)
@@ -134,7 +205,6 @@ def test_changes_in_place_that_cannot_be_kept_are_refused() -> None:
         with piper.annotate("PP", 1):
             return g + h
 
-    refused(two(under_no_grad), r"changed in place under no_grad \(.*test_regressions")
     refused(two(by_position), "changed in place that other regions made or have read")
 
 

@@ -139,6 +139,11 @@ def _no_modes() -> Iterator[None]:
         yield
 
 
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """Tensors that agree in this are strided views of each other."""
+    return _storage(tensor), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
@@ -162,7 +167,7 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
 
     def _alias(value: Tensor) -> fx.Node:
         """A tensor object that no operation returned (a Parameter around one): same memory."""
-        base = latest.get(_storage(value))
+        base = latest.get(_kind(value))
         if base is None:
             raise TraceError(
                 "make_model takes tensors that it did not make: weights from a file, for example",
@@ -171,7 +176,7 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
         size, stride, start = list(value.size()), list(value.stride()), value.storage_offset()
         return graph.call_function(torch.ops.aten.as_strided.default, (base, size, stride, start))
 
-    latest: dict[int, fx.Node] = {}  # storage -> a node that lies in it
+    latest: dict[tuple[Any, ...], fx.Node] = {}  # storage and dtype -> a node that lies in it
     seeds = {
         index: graph.placeholder(f"seed{index}") for index, e in enumerate(entries) if e.random
     }
@@ -187,6 +192,6 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
                 if isinstance(entry.result, tuple | list):
                     made = graph.call_function(operator.getitem, (node, part))
                 nodes[id(result)] = made
-                latest.setdefault(_storage(result), made)
+                latest.setdefault(_kind(result), made)
     graph.output((_alias(tensor),))
     return graph, constants

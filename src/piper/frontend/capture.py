@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import exc
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+)
 
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
@@ -51,7 +55,6 @@ class Capture:
 
 
 _REFUSALS = (exc.TorchDynamoException, exc.UserError)
-NO_GRAD = "piper:no_grad"  # marks nodes that ran without gradient
 
 
 class _Whole(nn.Module):
@@ -89,10 +92,22 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode
-    with _quiet(), mode, building(mode), recording() as initializers:
-        model = make_model()
+    try:
+        with _quiet(), mode, building(mode), recording() as initializers:
+            model = make_model()
+    except DataDependentOutputException as error:
+        raise TraceError(
+            f"make_model looks at the values of tensors ({error.func})",
+            legal="initialisation that does not branch on values",
+        ) from error
     with mode:
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows), batch)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if not isinstance(tensor, FakeTensor):
+            raise TraceError(
+                f"{name} is not made inside make_model",
+                legal="create parameters and buffers in the function given to trace",
+            )
     whole = _Whole(model, step)
     with _quiet() as said, torch.fx.traceback.preserve_node_meta(), readable_errors(_REFUSALS):
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
@@ -270,13 +285,19 @@ def _remove_grad_modes(graph: fx.Graph) -> None:
                 legal="cast the model, or its inputs, to the dtype you want",
             )
         elif not enabled and node.op.startswith("call"):
-            node.meta[NO_GRAD] = True
-            if not isinstance(value_of(node), Tensor):
-                continue
-            with graph.inserting_after(node):
-                detached = graph.call_method("detach", (node,))
-            detached.meta = dict(node.meta)
-            node.replace_all_uses_with(detached, lambda user, new=detached: user is not new)
+            # Whatever runs without gradient reads, and changes, aliases that have none.
+            node.args, node.kwargs = fx.map_arg(
+                (node.args, node.kwargs), lambda arg, before=node: _detached(graph, arg, before)
+            )
+
+
+def _detached(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
+    if not isinstance(value_of(node), Tensor):
+        return node
+    with graph.inserting_before(before):
+        made = graph.call_method("detach", (node,))
+    made.meta = {**before.meta, "example_value": value_of(node).detach()}
+    return made
 
 
 @contextlib.contextmanager

@@ -30,13 +30,18 @@ class Facts:
     changes: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
     seen_by: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
     sees: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
+    changers_inputs: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
     random: set[fx.Node] = field(default_factory=set)
-    changed_gradient: set[fx.Node] = field(default_factory=set)  # in place, on what has a gradient
     flowing: set[fx.Node] = field(default_factory=set)
 
     def inputs(self, node: fx.Node) -> list[fx.Node]:
         """All nodes that a node depends on, by its arguments or by what they changed."""
         return [*node.all_input_nodes, *self.sees.get(node, ())]
+
+    def inputs_with_changers(self, node: fx.Node) -> list[fx.Node]:
+        """Also what later changes of a node's own memory read before it: `out = zeros_like(x)` belongs
+        where `out[i] = y` is, after y."""
+        return [*self.inputs(node), *self.changers_inputs.get(node, ())]
 
 
 def interpret(graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor]) -> Facts:
@@ -48,6 +53,7 @@ def interpret(graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Te
     with mode, torch.enable_grad():
         run.run(*inputs)
     run.find_observers()
+    run.find_changers_inputs()
     run.find_flow()
     return run.facts
 
@@ -63,7 +69,6 @@ class _Run(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         given = [t for arg in n.all_input_nodes for t in tensors_in(self.env[arg])]
         before = [t._version for t in given]
-        had_gradient = [t.requires_grad for t in given]
         with RandomWatch() as watch:
             result = super().run_node(n)
         changed = [i for i, t in enumerate(given) if t._version != before[i]]
@@ -72,14 +77,14 @@ class _Run(fx.Interpreter):
         self.facts.changes[n] = frozenset(_memory(given[i]) for i in changed)
         if watch.seen:
             self.facts.random.add(n)
-        if any(had_gradient[i] for i in changed):
-            self.facts.changed_gradient.add(n)
         for tensor in self.results[n]:
             self.lying_in[_memory(tensor)].append(tensor)
         # A change through a view also gives a new history to its base, and to other views.
         touched = [*self.results[n]]
         touched += [t for memory in self.facts.changes[n] for t in self.lying_in[memory]]
-        self.grad_fns[n] = [_grad_fn(t) for t in touched if t.requires_grad]
+        # Some operators return views of a result that is no node's; history hangs on that one.
+        touched += [t._base for t in touched if t._base is not None]
+        self.grad_fns[n] = _grad_fns(touched)
         return result
 
     def find_observers(self) -> None:
@@ -97,19 +102,33 @@ class _Run(fx.Interpreter):
             for memory in self.facts.changes.get(node, ()):
                 changers[memory].append(node)
 
+    def find_changers_inputs(self) -> None:
+        position = {node: index for index, node in enumerate(self.graph.nodes)}
+        changers: dict[int, list[fx.Node]] = defaultdict(list)
+        for node, changed in self.facts.changes.items():
+            for memory in changed:
+                changers[memory].append(node)
+        for node, memories in self.facts.memory.items():
+            later = [
+                c for m in memories for c in changers.get(m, ()) if position[c] > position[node]
+            ]
+            self.facts.changers_inputs[node] = [
+                arg for c in later for arg in c.all_input_nodes if position[arg] < position[node]
+            ]
+
     def find_flow(self) -> None:
         """Every node whose result autograd reaches from the loss."""
         output = next(iter(reversed(self.graph.nodes)))
         loss = self.results[output.all_input_nodes[0]][0]
         reached: set[Any] = set()
-        stack = [_grad_fn(loss)] if loss.requires_grad else []
+        stack = _grad_fns([loss])
         while stack:
             function = stack.pop()
             if function is not None and function not in reached:
                 reached.add(function)
                 stack += [following for following, _ in function.next_functions]
         for node, tensors in self.results.items():
-            now = [_grad_fn(t) for t in tensors if t.requires_grad]
+            now = _grad_fns(tensors)
             if node.op != "output" and any(f in reached for f in (*now, *self.grad_fns[node])):
                 self.facts.flowing.add(node)
 
@@ -118,8 +137,15 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _grad_fn(tensor: Tensor) -> Any:
-    """The autograd node of a tensor; a leaf's is the one that would accumulate into it."""
-    if tensor.grad_fn is not None:
-        return tensor.grad_fn
-    return torch.autograd.graph.get_gradient_edge(tensor).node
+def _grad_fns(tensors: Sequence[Tensor]) -> list[Any]:
+    """The autograd nodes of tensors; a leaf's is the one that would accumulate into it."""
+    found = []
+    for tensor in tensors:
+        if not tensor.requires_grad:
+            continue
+        try:
+            function = tensor.grad_fn
+        except RuntimeError:  # one of several views, whose base was changed: nobody may read it now
+            continue
+        found.append(function or torch.autograd.graph.get_gradient_edge(tensor).node)
+    return found

@@ -9,7 +9,7 @@ from typing import NoReturn
 from torch import fx
 
 from piper.errors import TraceError
-from piper.frontend.capture import NO_GRAD, Capture, source_of
+from piper.frontend.capture import Capture, source_of
 
 _PLAIN = "write the result to a new tensor: x = x + y instead of x += y"
 _STATE = "no state that forward changes: LayerNorm or GroupNorm for BatchNorm, or model.eval()"
@@ -37,8 +37,6 @@ def refuse_mutation(
                 reached[memory].append(node)
     given = {m: node for node in capture.origins for m in facts.memory[node]}
     for node in changes:
-        if node in facts.changed_gradient and node.meta.get(NO_GRAD):
-            _refuse(node, "a tensor with a gradient is changed in place under no_grad")
         for memory in facts.changes[node]:
             if memory in given:
                 origin = capture.origins[given[memory]]

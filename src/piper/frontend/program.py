@@ -54,7 +54,7 @@ def cut_program(capture: Capture, *, stages: str) -> Traced:
     free = free_code(capture)
     code = [node for node in regions if node not in free]
     refuse_random(capture)
-    chunk_of = cut(code, regions, capture.facts.inputs)
+    chunk_of = cut(code, regions, capture.facts.inputs_with_changers)
     refuse_mutation(list(regions), chunk_of, capture)
     return _Cutter(capture, regions, free, chunk_of).traced()
 
