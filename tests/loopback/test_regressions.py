@@ -445,24 +445,64 @@ def test_a_step_that_failed_leaves_nothing_behind() -> None:
     assert run.step(good).count == 8.0
 
 
-def test_experts_that_mix_rows_are_refused() -> None:
-    class Mixing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.router, self.weight = nn.Linear(6, 2), nn.Parameter(torch.randn(2, 6, 6))
+class Sharded(nn.Module):
+    """Two experts around `inside(rows, weight, bias, counts)`."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows = x.flatten(0, 1)
-            expert = self.router(rows).argmax(-1)
-            counts = torch.zeros(2, dtype=torch.int64).scatter_add(0, expert, expert * 0 + 1)
-            rows = rows.index_select(0, expert.argsort(stable=True))
-            with piper.annotate("EP"):
-                rows = piper.grouped_mm(rows, self.weight, counts)
-                return rows - rows.mean(0)
+    def __init__(self, inside: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.inside = inside
+        self.router, self.weight = nn.Linear(6, 4), nn.Parameter(torch.randn(4, 6, 6))
+        self.bias = nn.Parameter(torch.randn(4, 6))
 
-    program = piper.trace(lambda: Mixing().double(), _batch(0), _mean_square)
-    with pytest.raises(TraceError, match="the sharded region mixes rows: mean"):
-        program.apply(parallel(dp=2, ep=2)).lower()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, 1)
+        gate = self.router(rows)
+        expert = gate.argmax(-1)
+        counts = torch.zeros(4, dtype=torch.int64).scatter_add(0, expert, expert * 0 + 1)
+        order = expert.argsort(stable=True)
+        rows = rows.index_select(0, order)
+        with piper.annotate("EP"):
+            rows = self.inside(rows, self.weight, self.bias, counts)
+        out = torch.zeros_like(gate[:, :1]).expand(-1, 6).clone()
+        out[order] = rows
+        return out * gate.softmax(-1).gather(1, expert[:, None])
+
+
+GM = piper.grouped_mm
+
+
+@pytest.mark.parametrize(
+    ("inside", "what"),
+    [
+        (lambda r, w, b, c: GM(r, w, c) - r.mean(0), "rows: mean"),
+        (lambda r, w, b, c: GM(r, w, c) - r.max(0).values, "rows: max"),
+        (lambda r, w, b, c: GM(r, w, c) - r.sort(0).values, "rows: sort"),
+        (lambda r, w, b, c: GM(r, w, c) - r.roll(1, 0), "rows: roll"),
+        (lambda r, w, b, c: (r @ r.T).softmax(-1) @ GM(r, w, c), "rows: permute"),
+        (lambda r, w, b, c: GM(r, w, c) + b.mean(0), "experts: mean"),
+        (lambda r, w, b, c: GM(r, w.softmax(0), c), "experts: _softmax"),
+        (lambda r, w, b, c: GM(r, w, c) @ w[0], "experts: select"),
+        (lambda r, w, b, c: GM(r, w * (c / 10).view(-1, 1, 1), c), "counts with values"),
+        (lambda r, w, b, c: GM(r, w, c) * (1 + c.sum()), "rows: mul"),
+    ],
+)
+def test_regions_that_cannot_be_sharded_are_refused(inside: Any, what: str) -> None:
+    program = piper.trace(lambda: Sharded(inside).double(), _batch(0), _mean_square)
+    with pytest.raises(TraceError, match=f"the sharded region mixes {what}"):
+        program.apply(parallel(dp=2, ep=2, microbatches=2)).lower()
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda r, w, b, c: F.layer_norm(GM(r, w, c), (6,)).softmax(-1) * r.sum(1, keepdim=True),
+        lambda r, w, b, c: GM(F.silu(GM(r, w, c)), w.transpose(1, 2) * 0.5, c)[:, :] + r,
+        lambda r, w, b, c: torch.cat([GM(r, w, c)[:, :3], r[:, 3:]], 1).view(-1, 2, 3).flatten(1),
+        lambda r, w, b, c: GM(torch.cat([r, r * 0 + 1], 1), torch.cat([w, w.tanh()], 1), c),
+    ],
+)
+def test_row_wise_regions_are_sharded_exactly(inside: Any) -> None:
+    check(lambda: Sharded(inside), strategy=parallel(dp=2, ep=2, microbatches=2))
 
 
 def test_a_metric_is_no_count() -> None:

@@ -8,10 +8,9 @@ that the backward comes out of AOT as for any other chunk.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from piper.bodies.code import ChunkCode
 from piper.bodies.joint import Run, dynamic, runner
@@ -68,38 +67,3 @@ def route(code: ChunkCode, routing: Routing, *, device: str) -> tuple[ChunkCode,
 
     outputs = tuple(dynamic(spec) for spec in code.outputs)
     return replace(code, inputs=tuple(inputs), outputs=outputs), run
-
-
-# Operators that work along a dim, and would read rows of other tokens along dim 0.
-_ALONG_DIM = {
-    "_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk", "flip", "roll",
-    "cummax", "cummin", "argsort", "renorm",
-}  # fmt: skip
-
-
-def refuse_mixed_rows(forward: fx.Graph) -> None:
-    """Raise if the region's code lets one row see another: rows of a token may go to any rank."""
-    for node in forward.nodes:
-        result = node.meta.get("val")
-        rows: list[Any] = [v for v in map(_value, node.all_input_nodes) if _has_rows(v)]
-        if node.op != "call_function" or not rows or not isinstance(result, Tensor):
-            continue
-        name = str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
-        dims = node.args[1] if len(node.args) > 1 else None
-        along = name in _ALONG_DIM and dims in (0, -rows[0].dim(), [0], [-rows[0].dim()])
-        if (not _has_rows(result) and result.is_floating_point()) or along:
-            raise TraceError(
-                f"the sharded region mixes rows: {name}",
-                legal="code inside the region that treats every row alone",
-            )
-
-
-def _value(node: fx.Node) -> object:
-    return node.meta.get("val")
-
-
-def _has_rows(value: object) -> bool:
-    """Whether a value is floating point and has the data-dependent number of rows."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        return False
-    return any(not isinstance(size, int) for size in value.shape)

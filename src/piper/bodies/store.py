@@ -13,7 +13,8 @@ from piper.bodies.code import ChunkCode, spec_of
 from piper.bodies.codec import content_hash, decode, encode
 from piper.bodies.joint import trace_joint
 from piper.bodies.partition import Half, partition
-from piper.bodies.routed import Routing, refuse_mixed_rows, route
+from piper.bodies.routed import Routing, route
+from piper.bodies.row_wise import refuse_mixed_rows
 from piper.plan.body_spec import BodySpec, ChunkBodies
 
 
@@ -43,7 +44,7 @@ class BodyStore:
         joint = trace_joint(code, device=device, run=run)
         forward, backward = partition(joint, code)
         if routing is not None:
-            refuse_mixed_rows(forward.graph)
+            refuse_mixed_rows(forward, code, counts=routing.counts, rows=routing.rows)
         constants = {
             str(node.target): getattr(joint.module, str(node.target))
             for node in joint.graph.nodes
