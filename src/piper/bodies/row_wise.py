@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from piper.bodies.code import ChunkCode
 from piper.bodies.leaves import tensors_in
 from piper.bodies.partition import Half, is_view
 from piper.errors import TraceError
@@ -32,9 +31,7 @@ _ALONG = {
 _END = 2**62  # a slice up to here is the whole
 
 
-def refuse_mixed_rows(
-    forward: Half, code: ChunkCode, *, counts: int, rows: tuple[int, ...]
-) -> None:
+def refuse_mixed_rows(forward: Half, *, counts: int, rows: tuple[int, ...]) -> None:
     """Raise at the first operator that could let one row, or expert, see another."""
     kinds: dict[fx.Node, Kind] = {}
     inputs = iter(forward.inputs)

@@ -44,7 +44,7 @@ class BodyStore:
         joint = trace_joint(code, device=device, run=run)
         forward, backward = partition(joint, code)
         if routing is not None:
-            refuse_mixed_rows(forward, code, counts=routing.counts, rows=routing.rows)
+            refuse_mixed_rows(forward, counts=routing.counts, rows=routing.rows)
         constants = {
             str(node.target): getattr(joint.module, str(node.target))
             for node in joint.graph.nodes

@@ -1,11 +1,15 @@
-"""Versioned JSON of a graph: Graph in, bytes out, and back."""
+"""Versioned JSON: a graph, or any type with a version, in; bytes out; and back."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import msgspec
 
 from piper.errors import PlanError
 from piper.ir.graph import VERSION, Graph
+
+T = TypeVar("T")
 
 
 def graph_to_json(graph: Graph) -> bytes:
@@ -13,10 +17,16 @@ def graph_to_json(graph: Graph) -> bytes:
 
 
 def graph_from_json(data: bytes) -> Graph:
+    return decode_versioned(data, Graph, version=VERSION)
+
+
+def decode_versioned(data: bytes, kind: type[T], *, version: int) -> T:
+    """What `data` holds; raises if it is something else, or of another version."""
+    name = kind.__name__.lower()
     try:
-        graph = msgspec.json.decode(data, type=Graph)
+        found = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise PlanError(f"not a Piper graph: {error}") from None
-    if graph.version != VERSION:
-        raise PlanError(f"graph version {graph.version} is not readable; this is {VERSION}")
-    return graph
+        raise PlanError(f"not a Piper {name}: {error}") from None
+    if getattr(found, "version", version) != version:
+        raise PlanError(f"a {name} of another version is not readable; this is version {version}")
+    return found

@@ -10,6 +10,7 @@ import msgspec
 from piper.errors import PlanError
 from piper.ir.graph import Stream
 from piper.ir.history import Record
+from piper.ir.serial import decode_versioned
 from piper.mesh import Group, Mesh, Slice
 
 VERSION = 1
@@ -125,13 +126,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def plan_from_json(data: bytes) -> Plan:
-    try:
-        plan = msgspec.json.decode(data, type=Plan)
-    except msgspec.DecodeError as error:
-        raise PlanError(f"not a Piper plan: {error}") from None
-    if plan.version != VERSION:
-        raise PlanError(f"plan version {plan.version} is not readable; this is {VERSION}")
-    return plan
+    return decode_versioned(data, Plan, version=VERSION)
 
 
 class RankPlan(msgspec.Struct, frozen=True):
