@@ -1,14 +1,18 @@
-"""GPipe (arXiv 1811.06965): all forwards, then all backwards."""
+"""GPipe (arXiv 1811.06965) and looped BFS (arXiv 2211.05953): all forwards, then all backwards."""
 
 from __future__ import annotations
 
-from piper.schedules.table import Action, Table, check_sizes, make_table
+from piper.schedules.placement import loop
+from piper.schedules.sizes import check_sizes
+from piper.schedules.table import Action, Table, make_table
 
 
 def gpipe(*, num_ranks: int, num_microbatches: int) -> Table:
     """All forwards in order, then all backwards in order.
 
-    Bubble (PP-1)(F+B); activations of all M microbatches are held. Any M of at least 1.
+    Placement: loop
+    Bubble: (PP-1)(F+B)
+    Memory: M
     """
     check_sizes("gpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
     rows = []
@@ -16,4 +20,30 @@ def gpipe(*, num_ranks: int, num_microbatches: int) -> Table:
         forwards = [Action(rank, "F", m) for m in range(num_microbatches)]
         backwards = [Action(rank, "B", m) for m in range(num_microbatches)]
         rows.append(forwards + backwards)
-    return make_table("gpipe", num_ranks, num_microbatches, rows)
+    return make_table("gpipe", rows, num_stages=num_ranks, num_microbatches=num_microbatches)
+
+
+def looped_bfs(*, num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) -> Table:
+    """Breadth first: a rank takes all microbatches through each of its stages before the next one.
+
+    Placement: loop
+    Bubble: (PP-1)(F+B)
+    Memory: V*M
+    """
+    check_sizes(
+        "looped_bfs",
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        stages_per_rank=stages_per_rank,
+    )
+    rows = []
+    for rank in range(num_ranks):
+        stages = loop(rank, num_ranks, stages_per_rank)
+        forwards = [Action(stage, "F", m) for stage in stages for m in range(num_microbatches)]
+        rows.append(forwards + [Action(a.stage, "B", a.microbatch) for a in reversed(forwards)])
+    return make_table(
+        "looped_bfs",
+        rows,
+        num_stages=num_ranks * stages_per_rank,
+        num_microbatches=num_microbatches,
+    )

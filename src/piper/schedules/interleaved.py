@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from piper.errors import ScheduleError
-from piper.schedules.table import Action, Table, check_sizes, make_table, schedule_call
+from piper.schedules.placement import loop
+from piper.schedules.rows import one_forward_one_backward
+from piper.schedules.sizes import check_rounds, check_sizes
+from piper.schedules.table import Action, Kind, Table, make_table
 
 
 def interleaved_1f1b(*, num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) -> Table:
-    """1F1B over chunks of the model: rank r runs stages r, r+PP, r+2PP, ...
+    """1F1B over several stages a rank; microbatches go in rounds of PP through each of them.
 
-    Microbatches go in rounds of PP through each of a rank's stages. Bubble (PP-1)(F+B)/V for V stages
-    a rank. Requires M to be a multiple of PP.
+    Placement: loop
+    Bubble: (PP-1)(F+B)
+    Memory: min(V*M, (V-1)PP + 2(PP-1-r) + 1), with V=1 min(M, PP-r)
+    Requires: M a multiple of PP
     """
     name = "interleaved_1f1b"
     check_sizes(
@@ -19,34 +23,30 @@ def interleaved_1f1b(*, num_ranks: int, num_microbatches: int, stages_per_rank: 
         num_microbatches=num_microbatches,
         stages_per_rank=stages_per_rank,
     )
-    if num_microbatches % num_ranks:
-        up = -(-num_microbatches // num_ranks) * num_ranks
-        raise ScheduleError(
-            f"{num_microbatches} microbatches do not make whole rounds of {num_ranks} ranks",
-            call=schedule_call(name),
-            legal=f"a multiple of {num_ranks}: {up} microbatches",
-        )
-    total = num_microbatches * stages_per_rank
+    check_rounds(name, num_ranks, num_microbatches)
+    lead = 2 if stages_per_rank > 1 else 1
     rows = []
     for rank in range(num_ranks):
-        warmup = min((num_ranks - 1 - rank) * 2 + (stages_per_rank - 1) * num_ranks, total)
-        if stages_per_rank == 1:
-            warmup = min(num_ranks - 1 - rank, total)
-        steps = range(total)
-        forwards = [_nth(i, rank, num_ranks, stages_per_rank, backward=False) for i in steps]
-        backwards = [_nth(i, rank, num_ranks, stages_per_rank, backward=True) for i in steps]
-        row = forwards[:warmup]
-        for i in range(total - warmup):
-            row += [forwards[warmup + i], backwards[i]]
-        rows.append(row + backwards[total - warmup :])
-    return make_table(name, num_ranks * stages_per_rank, num_microbatches, rows)
+        stages = loop(rank, num_ranks, stages_per_rank)
+        rows.append(
+            one_forward_one_backward(
+                in_rounds(stages, num_ranks, num_microbatches, "F"),
+                in_rounds(stages[::-1], num_ranks, num_microbatches, "B"),
+                warmup=(stages_per_rank - 1) * num_ranks + lead * (num_ranks - 1 - rank),
+            )
+        )
+    return make_table(
+        name, rows, num_stages=num_ranks * stages_per_rank, num_microbatches=num_microbatches
+    )
 
 
-def _nth(i: int, rank: int, num_ranks: int, stages_per_rank: int, *, backward: bool) -> Action:
-    """The i-th forward (or backward) of a rank: rounds of PP microbatches, stage after stage."""
-    rounds, within = divmod(i, num_ranks * stages_per_rank)
-    turn, offset = divmod(within, num_ranks)
-    if backward:
-        turn = stages_per_rank - 1 - turn
-    microbatch = rounds * num_ranks + offset
-    return Action(turn * num_ranks + rank, "B" if backward else "F", microbatch)
+def in_rounds(
+    stages: list[int], num_ranks: int, num_microbatches: int, kind: Kind
+) -> list[Action]:
+    """Rounds of one microbatch per rank, each round through one stage after the other."""
+    return [
+        Action(stage, kind, microbatch)
+        for first in range(0, num_microbatches, num_ranks)
+        for stage in stages
+        for microbatch in range(first, first + num_ranks)
+    ]

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from piper.schedules.table import Action, Table, check_sizes, make_table
+from piper.schedules.rows import of_kind, one_forward_one_backward
+from piper.schedules.sizes import check_sizes
+from piper.schedules.table import Action, Table, make_table
 
 
 def one_f_one_b(*, num_ranks: int, num_microbatches: int) -> Table:
     """Warm up with as many forwards as there are later ranks, then one forward, one backward.
 
-    Bubble (PP-1)(F+B); rank r holds at most PP-r microbatches. Any M of at least 1.
+    Placement: loop
+    Bubble: (PP-1)(F+B)
+    Memory: min(M, PP-r)
     """
-    check_sizes("1f1b", num_ranks=num_ranks, num_microbatches=num_microbatches)
+    return _table("1f1b", num_ranks, num_microbatches, lead=1)
+
+
+def eager_1f1b(*, num_ranks: int, num_microbatches: int) -> Table:
+    """1F1B with twice the warm-up, which leaves time for each transfer between ranks.
+
+    Placement: loop
+    Bubble: (PP-1)(F+B)
+    Memory: min(M, 2(PP-r)-1)
+    """
+    return _table("eager_1f1b", num_ranks, num_microbatches, lead=2)
+
+
+def _table(name: str, num_ranks: int, num_microbatches: int, *, lead: int) -> Table:
+    """Each rank is `lead` forwards ahead of the next one."""
+    check_sizes(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
     rows = []
     for rank in range(num_ranks):
-        warmup = min(num_ranks - 1 - rank, num_microbatches)
-        row = [Action(rank, "F", m) for m in range(warmup)]
-        for m in range(num_microbatches - warmup):
-            row += [Action(rank, "F", warmup + m), Action(rank, "B", m)]
-        row += [Action(rank, "B", m) for m in range(num_microbatches - warmup, num_microbatches)]
-        rows.append(row)
-    return make_table("1f1b", num_ranks, num_microbatches, rows)
+        forwards = [Action(rank, "F", m) for m in range(num_microbatches)]
+        warmup = lead * (num_ranks - 1 - rank)
+        rows.append(one_forward_one_backward(forwards, of_kind(forwards, "B"), warmup=warmup))
+    return make_table(name, rows, num_stages=num_ranks, num_microbatches=num_microbatches)

@@ -2,89 +2,105 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
-from piper.errors import Call, ScheduleError, user_source
-
 Kind = Literal["F", "B", "BI", "BW"]
-_LETTER = {"F": "F", "B": "B", "BI": "I", "BW": "W"}
-_KIND: dict[str, Kind] = {"F": "F", "B": "B", "I": "BI", "W": "BW"}
-_ACTION = re.compile(r"(\d+)([FBIW])(\d+)$")
+LETTER: dict[Kind, str] = {"F": "F", "B": "B", "BI": "I", "BW": "W"}
 
 
 class Action(msgspec.Struct, frozen=True, order=True):
-    """One phase of one stage for one microbatch."""
+    """One phase of one stage for one microbatch, of one direction where there are two."""
 
     stage: int
     kind: Kind
     microbatch: int
+    direction: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.stage}{_LETTER[self.kind]}{self.microbatch}"
+        text = f"{self.stage}{LETTER[self.kind]}{self.microbatch}"
+        return text if self.direction is None else f"d{self.direction}:{text}"
 
 
-Cell = tuple[Action, ...]  # the actions that a rank runs together
+class Cell(msgspec.Struct, frozen=True):
+    """What a rank runs at a time: one action, or several that start and end together.
+
+    `OVERLAP_F_B` runs a forward and a backward side by side; `FUSED` runs its actions one after
+    the other, and others see its results at its end.
+    """
+
+    actions: tuple[Action, ...]
+    joined: Literal["", "OVERLAP_F_B", "FUSED"] = ""
+
+    def __str__(self) -> str:
+        if not self.joined:
+            return str(self.actions[0])
+        return f"({';'.join(map(str, self.actions))}){self.joined}"
+
+
+Row = tuple[Cell, ...]
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A schedule: row r holds what pipeline rank r runs, in order."""
+    """A schedule: row r holds what pipeline rank r runs, in order.
+
+    With two directions each runs half of the `num_microbatches`, numbered from 0.
+    """
 
     name: str
     num_stages: int
     num_microbatches: int
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[Row, ...]
+    num_directions: int = 1
 
     @property
     def num_ranks(self) -> int:
         return len(self.rows)
 
-    def rank_of(self, stage: int) -> int:
-        """The rank whose row runs a stage."""
+    @property
+    def stages_per_rank(self) -> int:
+        return self.num_stages * self.num_directions // self.num_ranks
+
+    def actions(self) -> Iterator[Action]:
+        for row in self.rows:
+            for cell in row:
+                yield from cell.actions
+
+    def placement(self) -> list[dict[int, int]]:
+        """For each direction the rank of each stage."""
+        found: list[dict[int, int]] = [{} for _ in range(self.num_directions)]
         for rank, row in enumerate(self.rows):
-            if any(action.stage == stage for cell in row for action in cell):
-                return rank
-        raise ScheduleError(f"schedule {self.name}: no row runs stage {stage}")
+            for cell in row:
+                for action in cell.actions:
+                    found[action.direction or 0].setdefault(action.stage, rank)
+        return found
 
     def as_csv(self) -> str:
-        return "\n".join(",".join(_cell_text(cell) for cell in row) for row in self.rows) + "\n"
-
-
-def _cell_text(cell: Cell) -> str:
-    if len(cell) == 1:
-        return str(cell[0])
-    return f"({';'.join(map(str, cell))})OVERLAP_F_B"
-
-
-def parse_action(text: str) -> Action:
-    match = _ACTION.match(text.strip())
-    if not match:
-        raise ScheduleError(f"{text!r} is not an action", legal="<stage><F|B|I|W><microbatch>")
-    return Action(int(match[1]), _KIND[match[2]], int(match[3]))
+        return "\n".join(",".join(map(str, row)) for row in self.rows) + "\n"
 
 
 def make_table(
-    name: str, num_stages: int, num_microbatches: int, rows: Iterable[Iterable[Action]]
+    name: str,
+    rows: Iterable[Iterable[Action | Cell]],
+    *,
+    num_stages: int,
+    num_microbatches: int,
+    num_directions: int = 1,
 ) -> Table:
-    """A table of rows that run one action at a time."""
-    cells = tuple(tuple((action,) for action in row) for row in rows)
-    return Table(name, num_stages, num_microbatches, cells)
+    """A table of rows of cells, where a single action may stand for its cell."""
+    cells = tuple(
+        tuple(item if isinstance(item, Cell) else Cell((item,)) for item in row) for row in rows
+    )
+    return Table(name, num_stages, num_microbatches, cells, num_directions)
 
 
-def schedule_call(name: str) -> Call:
-    """Who asked for a schedule, for errors."""
-    return Call(f"schedule {name}", user_source())
+def pair(forward: Action, backward: Action) -> Cell:
+    """A forward and a backward that run side by side."""
+    return Cell((forward, backward), "OVERLAP_F_B")
 
 
-def check_sizes(name: str, *, at_least: int = 1, **sizes: int) -> None:
-    """Raise unless every size is at least `at_least`."""
-    for what, size in sizes.items():
-        if size < at_least:
-            raise ScheduleError(
-                f"{what} is {size}",
-                call=schedule_call(name),
-                legal=f"{what} of at least {at_least}",
-            )
+def without(rows: Iterable[Sequence[Action]], microbatches: int) -> list[list[Action]]:
+    """The rows with only the first `microbatches`; what is left keeps its order."""
+    return [[action for action in row if action.microbatch < microbatches] for row in rows]

@@ -1,0 +1,71 @@
+"""Replay: a table and costs in; when each cell runs, how long ranks wait and what they hold out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from piper.schedules.check import check_ends
+from piper.schedules.costs import Costs, mean
+from piper.schedules.table import Table
+from piper.schedules.timing import run
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """A table in time. Every list has one entry per rank."""
+
+    starts: list[list[float]]
+    ends: list[list[float]]
+    busy: list[float]
+    peak_in_flight: list[int]
+
+    @property
+    def makespan(self) -> float:
+        """From time 0 to the end of the last cell."""
+        return max(row[-1] for row in self.ends)
+
+    @property
+    def span(self) -> float:
+        """The longest time of a rank from its first start to its last end.
+
+        This is a step's cost where steps follow each other without waiting for all ranks.
+        """
+        return max(ends[-1] - starts[0] for starts, ends in zip(self.starts, self.ends, strict=True))
+
+    @property
+    def bubble_of_makespan(self) -> float:
+        """The share of the makespan in which ranks wait, on average."""
+        return 1 - mean(self.busy) / self.makespan if self.makespan else 0.0
+
+    @property
+    def bubble_of_span(self) -> float:
+        """The share of the span that is not work: the bubble rate of the zero-bubble paper."""
+        return 1 - mean(self.busy) / self.span if self.span else 0.0
+
+
+def replay(table: Table, costs: Costs | None = None) -> Replay:
+    """Run the table with the given costs (F = BI = BW = 1), each cell as soon as it can."""
+    costs = costs or Costs()
+    progress = run(table, costs)
+    check_ends(table, progress)
+    return Replay(
+        progress.starts,
+        progress.ends,
+        [sum(costs.of_cell(cell) for cell in row) for row in table.rows],
+        peak_in_flight(table),
+    )
+
+
+def peak_in_flight(table: Table) -> list[int]:
+    """The most microbatches a rank holds, each from F to B or BW, counted once per stage.
+
+    In a cell the forwards are counted before what its backwards release.
+    """
+    peaks = []
+    for row in table.rows:
+        held = peak = 0
+        for cell in row:
+            held += sum(action.kind == "F" for action in cell.actions)
+            peak = max(peak, held)
+            held -= sum(action.kind in ("B", "BW") for action in cell.actions)
+        peaks.append(peak)
+    return peaks
