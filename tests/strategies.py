@@ -8,7 +8,7 @@ from typing import Any
 from piper.directives.schedule import Schedule
 from piper.strategies import parallel
 
-from .zoo import PIECES
+from .zoo import PIECES, Case
 
 _DEGREES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -18,18 +18,32 @@ _DEGREES: dict[str, dict[str, Any]] = {
     "pp2_dp2": {"pp": 2, "dp": 2},
     "pp2_ep2": {"pp": 2, "dp": 2, "ep": 2},
     "pp2_dp2_ep2": {"pp": 2, "dp": 4, "ep": 2},
+    "pp4": {"pp": 4},
 }
 
 
-def strategies(*, experts: bool, num_ranks: int | None = None) -> list[tuple[str, str]]:
+def strategies(case: Case, *, num_ranks: int | None = None) -> list[tuple[str, str]]:
     """(strategy, schedule) of all cases for a model; without pipeline there is no schedule."""
     found = []
     for name, degrees in _DEGREES.items():
-        size = degrees.get("pp", 1) * degrees.get("dp", 1)
-        if (degrees.get("ep") and not experts) or (num_ranks and size != num_ranks):
+        size, pp = degrees.get("pp", 1) * degrees.get("dp", 1), degrees.get("pp", 1)
+        if (degrees.get("ep") and not case.experts) or (num_ranks and size != num_ranks):
             continue
-        found += [(name, s) for s in (("gpipe", "1f1b") if "pp" in degrees else ("none",))]
+        if pp <= case.num_stages:
+            found += [(name, schedule) for schedule in _schedules(pp, case.num_stages)]
     return found
+
+
+def _schedules(pp: int, num_stages: int) -> list[str]:
+    """Those that a model with so many stages can train under."""
+    if pp == 1:
+        return ["none"]
+    names = ["gpipe", "1f1b"]
+    if num_stages > 2:
+        names.append("eager_1f1b")
+    if num_stages > pp:
+        names += ["looped_bfs", "interleaved_1f1b"]
+    return names
 
 
 def strategy_of(name: str, schedule: str) -> Callable[[Schedule], None]:

@@ -1,4 +1,4 @@
-"""Small models with one difficulty each; every one has two stages, all but `dense` have experts."""
+"""Small models with one difficulty each; all but `deep` have two stages, all but `dense` experts."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Stage(nn.Module):
 
 
 class Plain(nn.Module):
-    """Two stages. `experts`: with MoE layers. `tied`: head and embedding share their weight."""
+    """`experts`: with MoE layers. `tied`: head and embedding share their weight."""
 
-    def __init__(self, *, experts: bool = True, tied: bool = False) -> None:
+    def __init__(self, *, experts: bool = True, tied: bool = False, num_stages: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.stages = nn.ModuleList(Stage(experts) for _ in range(2))
+        self.stages = nn.ModuleList(Stage(experts) for _ in range(num_stages))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -134,6 +134,7 @@ class Case:
     make_model: Callable[[], nn.Module]
     experts: bool = True
     mean: bool = True
+    num_stages: int = 2
 
     def model(self) -> nn.Module:
         return self.make_model().double()
@@ -168,6 +169,7 @@ CASES = {
         Case("branches", Branches),
         Case("integers", Integers),
         Case("counted", Plain, mean=False),
+        Case("deep", lambda: Plain(tied=True, num_stages=4), num_stages=4),
     )
 }
 

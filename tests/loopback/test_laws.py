@@ -41,7 +41,7 @@ def test_law_1_float32_is_close_where_additions_differ() -> None:
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_law_2_every_parameter_is_updated_once_on_every_rank_that_has_it(name: str) -> None:
-    for chosen in strategies(experts=CASES[name].experts):
+    for chosen in strategies(CASES[name]):
         job = program_of(name).apply(strategy_of(*chosen)).lower()
         for part in job.plan.classes:
             params = [i for i, slot in enumerate(part.slots) if slot.kind == "param"]

@@ -11,7 +11,7 @@ MATRIX = [
         name, *chosen, id=f"{name}-{chosen[0]}-{chosen[1]}", marks=pytest.mark.xdist_group(name)
     )
     for name, case in CASES.items()
-    for chosen in strategies(experts=case.experts)
+    for chosen in strategies(case)
 ]
 
 

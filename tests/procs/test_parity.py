@@ -11,7 +11,7 @@ MATRIX = [
     pytest.param(size, name, *chosen, id=f"{size}-{name}-{chosen[0]}-{chosen[1]}")
     for size in (2, 4)
     for name, case in CASES.items()
-    for chosen in strategies(experts=case.experts, num_ranks=size)
+    for chosen in strategies(case, num_ranks=size)
 ]
 pytestmark = pytest.mark.xdist_group("procs")
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from piper.cli import plan, verify
+from piper.cli import plan, schedule, verify
 from piper.errors import PiperError, Source, is_users
 
 MISUSED = 2
@@ -19,11 +19,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="piper", description="Programmable distributed training for PyTorch."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (plan, verify):
+    for command in (plan, verify, schedule):
         command.add_parser(commands)
     arguments = parser.parse_args(argv)
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
     except PiperError as error:
         if arguments.debug:
             traceback.print_exc()
@@ -31,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISUSED
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception as error:
         if arguments.debug:
             raise

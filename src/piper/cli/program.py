@@ -28,7 +28,9 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks")
     group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
     group.add_argument("--ep", type=int, metavar="N", help="ranks that share experts; divides dp")
-    group.add_argument("--schedule", metavar="NAME", help="gpipe, 1f1b, interleaved_1f1b")
+    group.add_argument(
+        "--schedule", metavar="NAME", help="a name of `piper schedule --list`, or FILE.csv"
+    )
     group.add_argument("--microbatches", type=int, metavar="M", help="microbatches per data rank")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")

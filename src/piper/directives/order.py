@@ -103,22 +103,14 @@ def order_table(
                     else ""
                 ),
             )
-    halves = {action.kind for row in table.rows for cell in row for action in cell} - {"F", "B"}
-    if halves:
-        raise OrderError(
-            f"the table {table.name} splits the backward ({', '.join(sorted(halves))}), which is "
-            "not supported yet",
-            call=call,
-            requirement=4,
-            legal="tables of F and B",
-        )
+    _check_supported(table, call)
     made = []
     for rank, row in enumerate(table.rows):
         groups: list[tuple[Selector, ...]] = []
         for cell in row:
-            members = [_selectors(action, values, tag, microbatch) for action in cell]
-            if len(members) == 1:
-                groups += [(selector,) for selector in members[0]]
+            members = [_selectors(action, values, tag, microbatch) for action in cell.actions]
+            if cell.joined != "OVERLAP_F_B":
+                groups += [(selector,) for member in members for selector in member]
             elif all(len(member) == 1 for member in members):
                 groups.append(tuple(selector for member in members for selector in member))
             else:
@@ -130,6 +122,22 @@ def order_table(
                 )
         made.append(Order(tuple(groups), origin, Slice(((axis, rank),))))
     return _with(graph, tuple(made))
+
+
+def _check_supported(table: Table, call: Call) -> None:
+    halves = sorted({action.kind for action in table.actions()} - {"F", "B"})
+    problem = ""
+    if table.num_directions > 1:
+        problem = "runs in two directions"
+    elif halves:
+        problem = f"splits the backward ({', '.join(halves)})"
+    if problem:
+        raise OrderError(
+            f"the table {table.name} {problem}, which is not supported yet",
+            call=call,
+            requirement=4,
+            legal="tables of F and B in one direction",
+        )
 
 
 def _selectors(

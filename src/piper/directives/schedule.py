@@ -18,6 +18,7 @@ from piper.ir.graph import Graph, Stream
 from piper.ir.history import Record
 from piper.ir.select import Selector
 from piper.mesh import Mesh, Slice
+from piper.schedules.catalog import as_code
 from piper.schedules.table import Table
 
 
@@ -134,9 +135,7 @@ class Schedule:
             table = groups
             self._apply(
                 call,
-                f"piper.schedules.schedule({table.name!r}, num_ranks={table.num_ranks}, "
-                f"num_microbatches={table.num_microbatches})"
-                + (f", stages={[list(s) for s in stages]}" if stages else ""),
+                as_code(table) + (f", stages={[list(s) for s in stages]}" if stages else ""),
                 lambda g: order_table(
                     g,
                     table,

@@ -1,0 +1,25 @@
+"""Pipeline schedules as data: numbers in, a table of actions per rank out."""
+
+from __future__ import annotations
+
+from piper.schedules.auto import auto
+from piper.schedules.catalog import SCHEDULES, as_code, describe, schedule, takes_stages_per_rank
+from piper.schedules.check import check
+from piper.schedules.costs import Costs, parse_costs
+from piper.schedules.dualpipe import dualpipe, dualpipev
+from piper.schedules.gpipe import gpipe, looped_bfs
+from piper.schedules.interleaved import interleaved_1f1b
+from piper.schedules.one_f_one_b import eager_1f1b, one_f_one_b
+from piper.schedules.read import from_rows, parse_csv, parse_json, read_table
+from piper.schedules.replay import Replay, peak_held, replay
+from piper.schedules.table import Action, Cell, Table
+from piper.schedules.v_shaped import v_half, v_min, zbv
+from piper.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
+
+__all__ = [
+    "SCHEDULES", "Action", "Cell", "Costs", "Replay", "Table", "as_code", "auto", "check", "describe",
+    "dualpipe", "dualpipev", "eager_1f1b", "from_rows", "gpipe", "interleaved_1f1b",
+    "interleaved_zb", "looped_bfs", "one_f_one_b", "parse_costs", "parse_csv", "parse_json",
+    "peak_held", "read_table", "replay", "schedule", "takes_stages_per_rank", "v_half", "v_min",
+    "zb_h1", "zb_h2", "zbv",
+]  # fmt: skip

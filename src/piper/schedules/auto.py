@@ -1,19 +1,25 @@
-"""Automatic zero-bubble scheduling (after arXiv 2401.10241, section 3): measured times, a memory limit."""
+"""Automatic zero-bubble scheduling, after arXiv 2401.10241: from measured times and a memory limit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+import msgspec
+
 from piper.schedules.costs import Costs
 from piper.schedules.fill import Filled, fill
+from piper.schedules.one_f_one_b import one_f_one_b
+from piper.schedules.replay import peak_held, replay
 from piper.schedules.rows import of_kind, one_forward_one_backward
 from piper.schedules.sizes import check_sizes, refuse
 from piper.schedules.table import Action, Table, make_table
+from piper.schedules.zero_bubble import zb_h1, zb_h2
 
-_EAGER = (1.0, 0.0, 0.5)  # 0: one forward ahead of the next rank; 1: as many as there is time for
-_ROUNDED = (0.75, 0.5, 0.0)  # a forward may delay the first backward by this much of it
 _PATIENCE = (1e-9, 0.5)
+# Warm-up forwards: so many for each later rank, and this share of those that there is time for until
+# the first gradient is back, rounded by how much of a forward may delay it.
+_WARMUPS = ((0, 1, 0.75), (0, 1, 0.5), (0, 1, 0), (0.5, 0.5, 0.5), (1, 0, 0), (2, 0, 0))
 
 
 def auto(
@@ -40,10 +46,17 @@ def auto(
         refuse(name, f"max_in_flight is {limit}", legal="at least 1")
     if not 0 <= kept <= 1:
         refuse(name, f"kept is {kept}", legal="a share from 0 to 1")
-    search = _Search(num_ranks, num_microbatches, costs or Costs(), limit, kept)
-    return make_table(
-        name, search.best().rows, num_stages=num_ranks, num_microbatches=num_microbatches
+    costs = costs or Costs()
+    found = _Search(num_ranks, num_microbatches, costs, limit, kept).best()
+    best, span = (
+        make_table(name, found.rows, num_stages=num_ranks, num_microbatches=num_microbatches),
+        found.span,
     )
+    for known in (one_f_one_b, zb_h1, zb_h2):  # never worse than those that need no search
+        table = known(num_ranks=num_ranks, num_microbatches=num_microbatches)
+        if max(peak_held(table, kept=kept)) <= limit + 1e-9 and replay(table, costs).span < span:
+            best, span = msgspec.structs.replace(table, name=name), replay(table, costs).span
+    return best
 
 
 class _Search:
@@ -68,7 +81,7 @@ class _Search:
         tried.sort(key=lambda found: found[0].span)
         best = tried[0][0]
         for _, warmups in tried[:2]:
-            for share, patience in product((0.0, 0.5, 1.0, 2.0), _PATIENCE):
+            for share, patience in product((0.0, 0.5, 1.0), _PATIENCE):
                 if best.span > goal * (1 + 1e-12):
                     found = self._try(warmups, goal + share * (best.span - goal), patience)
                     best = min(best, found, key=lambda f: f.span)
@@ -89,13 +102,13 @@ class _Search:
     def _warmups(self) -> Iterator[tuple[int, ...]]:
         """Forwards before the first backward of each rank, within memory, never fewer than later."""
         most = min(int(self.limit), self.num_microbatches)
-        for eager, rounded in product(_EAGER, _ROUNDED):
+        for each, share, rounded in _WARMUPS:
             warmups: list[int] = []
             away = 0.0  # until the first gradient is back
             for rank in reversed(range(self.num_ranks)):
                 later = self.num_ranks - 1 - rank
                 fits = away / self.forward[rank] if self.forward[rank] else later
-                ahead = 1 + int((1 - eager) * later + eager * fits + rounded + 1e-9)
+                ahead = 1 + int(each * later + share * fits + rounded + 1e-9)
                 warmups.append(min(max(ahead, warmups[-1] if warmups else 1), most))
                 away += self.forward[rank] + self.inward[rank] + 2 * self.costs.comm
             yield tuple(reversed(warmups))

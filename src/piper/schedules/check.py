@@ -42,10 +42,16 @@ def _check_stages(table: Table, sources: Sources) -> None:
             _refuse(table, sources, what, 1, marks, "at least one stage a rank")
     homes: dict[tuple[int | None, int], int] = {}
     for rank, column, action in _placed(table):
+        if action.stage >= table.num_stages:
+            what = f"impossible: {action}, but there are {table.num_stages} stages"
+            marks = {(rank, column): "no such stage"}
+            _refuse(table, sources, what, 1, marks, f"stages 0 to {table.num_stages - 1}")
         home = homes.setdefault((action.direction, action.stage), rank)
         if home != rank:
             what = f"impossible: {action} is on rank {rank}, but rank {home} runs its stage"
-            _refuse(table, sources, what, 1, {(rank, column): f"on rank {home}"}, "one rank a stage")
+            _refuse(
+                table, sources, what, 1, {(rank, column): f"on rank {home}"}, "one rank a stage"
+            )
     for direction in _directions(table):
         for stage in range(table.num_stages):
             if (direction, stage) not in homes:

@@ -75,9 +75,7 @@ def dualpipev(*, num_ranks: int, num_microbatches: int) -> Table:
     for rank in range(num_ranks):
         down, up = vee(rank, num_ranks)
         rows.append(list(_row(_maker(down), _maker(up), rank, num_ranks, num_microbatches)))
-    return make_table(
-        name, rows, num_stages=2 * num_ranks, num_microbatches=num_microbatches
-    )
+    return make_table(name, rows, num_stages=2 * num_ranks, num_microbatches=num_microbatches)
 
 
 def _maker(stage: int, direction: int | None = None) -> Make:

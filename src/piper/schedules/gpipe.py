@@ -27,7 +27,7 @@ def looped_bfs(*, num_ranks: int, num_microbatches: int, stages_per_rank: int = 
     """Breadth first: a rank takes all microbatches through each of its stages before the next one.
 
     Placement: loop
-    Bubble: (PP-1)(F+B)
+    Bubble: (PP-1)(F+B), from M = PP
     Memory: V*M
     """
     check_sizes(

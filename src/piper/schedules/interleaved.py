@@ -40,9 +40,7 @@ def interleaved_1f1b(*, num_ranks: int, num_microbatches: int, stages_per_rank: 
     )
 
 
-def in_rounds(
-    stages: list[int], num_ranks: int, num_microbatches: int, kind: Kind
-) -> list[Action]:
+def in_rounds(stages: list[int], num_ranks: int, num_microbatches: int, kind: Kind) -> list[Action]:
     """Rounds of one microbatch per rank, each round through one stage after the other."""
     return [
         Action(stage, kind, microbatch)

@@ -13,6 +13,8 @@ from piper.errors import Call, ScheduleError, Source, user_source
 from piper.schedules.check import check
 from piper.schedules.table import Action, Cell, Kind, Table
 
+VERSION = 1  # of the JSON form
+
 Item = str | Action | Cell | None
 _KIND: dict[str, Kind] = {"F": "F", "B": "B", "I": "BI", "W": "BW"}
 _ACTION = re.compile(r"(?:d(\d+):)?(\d+)([FBIW])(\d+)")
@@ -64,6 +66,13 @@ def parse_json(text: str, *, name: str, file: str | None = None) -> Table:
         raise ScheduleError(
             f"not JSON: {error}", call=Call(f"table {name}", source), legal=legal
         ) from None
+    version = found.get("version", VERSION) if isinstance(found, Mapping) else VERSION
+    if version != VERSION:
+        raise ScheduleError(
+            f"a table of version {version!r} is not readable",
+            call=Call(f"table {name}", source),
+            legal=f"version {VERSION}",
+        )
     rows = found.get("rows") if isinstance(found, Mapping) else found
     lists = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     if not lists or not all(isinstance(cell, str | None) for row in rows for cell in row):

@@ -29,7 +29,9 @@ class Replay(msgspec.Struct, frozen=True):
 
         This is a step's cost where steps follow each other without waiting for all ranks.
         """
-        return max(ends[-1] - starts[0] for starts, ends in zip(self.starts, self.ends, strict=True))
+        return max(
+            ends[-1] - starts[0] for starts, ends in zip(self.starts, self.ends, strict=True)
+        )
 
     @property
     def bubble_of_makespan(self) -> float:
@@ -56,16 +58,22 @@ def replay(table: Table, costs: Costs | None = None) -> Replay:
 
 
 def peak_in_flight(table: Table) -> list[int]:
-    """The most microbatches a rank holds, each from F to B or BW, counted once per stage.
+    """The most microbatches a rank holds, each from F to B or BW, counted once per stage."""
+    return [round(peak) for peak in peak_held(table)]
+
+
+def peak_held(table: Table, *, kept: float = 1.0) -> list[float]:
+    """The most a rank holds, where a microbatch counts 1 from F to BI and `kept` from BI to BW.
 
     In a cell the forwards are counted before what its backwards release.
     """
+    released = {"F": 0.0, "B": 1.0, "BI": 1 - kept, "BW": kept}
     peaks = []
     for row in table.rows:
-        held = peak = 0
+        held = peak = 0.0
         for cell in row:
             held += sum(action.kind == "F" for action in cell.actions)
             peak = max(peak, held)
-            held -= sum(action.kind in ("B", "BW") for action in cell.actions)
+            held -= sum(released[action.kind] for action in cell.actions)
         peaks.append(peak)
     return peaks

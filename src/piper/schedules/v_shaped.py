@@ -19,7 +19,7 @@ def zbv(*, num_ranks: int, num_microbatches: int) -> Table:
 
     Placement: vee
     Bubble: 0 where F = BI = BW, from M = 2PP
-    Memory: min(2M, 2PP)
+    Memory: at most min(2M, 2PP)
     """
     check_sizes("zbv", num_ranks=num_ranks, num_microbatches=num_microbatches)
     planned = max(num_microbatches, 2 * num_ranks)
@@ -52,8 +52,8 @@ def v_half(*, num_ranks: int, num_microbatches: int) -> Table:
     """A block with half the lifespan of ZBV's: half the memory of 1F1B, and half its bubble.
 
     Placement: vee
-    Bubble: 3PP-5 times F where F = BI = BW (5 on 4 ranks)
-    Memory: min(2M, PP+2)
+    Bubble: 3PP-5 times F where F = BI = BW (5 on 4 ranks), from M = PP
+    Memory: at most min(2M, PP+2)
     """
     block: Block = ((1, 2, 1, 2), (2, 0, 0) if num_ranks % 2 else (2, 0, 2))
     small: dict[int, Block] = {2: ((1, 1, 1, 3), (3, 3, 0)), 4: ((1, 2, 2, 1), (2, 0, 2))}
@@ -66,7 +66,7 @@ def v_min(*, num_ranks: int, num_microbatches: int) -> Table:
 
     Placement: vee
     Bubble: 4PP-5 times F where F = BI = BW
-    Memory: min(2M, 2*floor((PP+1)/3) + 2)
+    Memory: at most min(2M, 2*floor((PP+1)/3) + 2)
     """
     # On a multiple of 3 ranks the tight turns would ask for two actions in one slot.
     block: Block = ((1, 1, 1, 1), (0, 0, 0) if num_ranks % 3 else (1, 0, 2))
@@ -74,9 +74,7 @@ def v_min(*, num_ranks: int, num_microbatches: int) -> Table:
     return _repeat("v_min", num_ranks, num_microbatches, block, limit=limit)
 
 
-def _repeat(
-    name: str, num_ranks: int, num_microbatches: int, block: Block, *, limit: int
-) -> Table:
+def _repeat(name: str, num_ranks: int, num_microbatches: int, block: Block, *, limit: int) -> Table:
     """Each rank's F and BI by their slots, where microbatch m runs the block 6m slots later."""
     check_sizes(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
     (f_down, f_up, i_down, i_up), turns = block

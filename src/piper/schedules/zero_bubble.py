@@ -13,7 +13,7 @@ def zb_h1(*, num_ranks: int, num_microbatches: int) -> Table:
     """1F1B with BW put off by r on rank r: the memory of 1F1B's first rank, a third of its bubble.
 
     Placement: loop
-    Bubble: (PP-1)(F+B-2BW)
+    Bubble: (PP-1)(F+B-2BW), from M = PP
     Memory: min(M, PP)
     """
     return _table("zb_h1", num_ranks, num_microbatches, lead=1)
@@ -36,9 +36,7 @@ def _table(name: str, num_ranks: int, num_microbatches: int, *, lead: int) -> Ta
     for rank in range(num_ranks):
         forwards = [Action(rank, "F", m) for m in range(num_microbatches)]
         warmup, delay = lead * (num_ranks - 1 - rank), lead * rank
-        rows.append(
-            delayed_weights(forwards, of_kind(forwards, "BI"), warmup=warmup, delay=delay)
-        )
+        rows.append(delayed_weights(forwards, of_kind(forwards, "BI"), warmup=warmup, delay=delay))
     return make_table(name, rows, num_stages=num_ranks, num_microbatches=num_microbatches)
 
 

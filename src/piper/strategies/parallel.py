@@ -7,8 +7,9 @@ from collections.abc import Callable
 from piper.directives.schedule import Schedule
 from piper.errors import MeshError, ScheduleError
 from piper.ir.select import Selector, where
-from piper.schedules import num_stages_vary
 from piper.schedules import schedule as make_table
+from piper.schedules import takes_stages_per_rank
+from piper.schedules.catalog import Generator
 from piper.schedules.table import Table
 
 
@@ -17,7 +18,7 @@ def parallel(
     pp: int = 1,
     dp: int = 1,
     ep: int = 1,
-    schedule: str = "1f1b",
+    schedule: str | Table | Generator = "1f1b",
     microbatches: int = 1,
     stage_tag: str = "PP",
     expert_tag: str = "EP",
@@ -26,7 +27,8 @@ def parallel(
 
     World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
     everything else is copied over all data ranks. Tagged regions are shared out evenly
-    over the schedule's stages.
+    over the stages of the schedule: a name, a .csv or .json file, a table, or a function that
+    gives rows (see `piper.schedules`).
     """
     if ep < 1 or dp % ep:
         raise MeshError(f"ep={ep} does not divide dp={dp}", legal="ep that divides dp")
@@ -55,11 +57,18 @@ def parallel(
             s.place(where(), mesh.at(pp=0))
         else:
             table = _table(schedule, pp, microbatches, len(regions))
-            size = len(regions) // table.num_stages
+            size, left = divmod(len(regions), table.num_stages)
+            if left or not size:
+                raise ScheduleError(
+                    f"{len(regions)} regions do not divide over the {table.num_stages} stages of "
+                    f"schedule {table.name}",
+                    legal=f'tag a multiple of {table.num_stages} regions with annotate("{stage_tag}")',
+                )
+            (rank_of,) = table.placement()[:1]
             stages = [regions[i : i + size] for i in range(0, len(regions), size)]
             for stage, members in enumerate(stages):
                 for region in members:
-                    s.place(tagged(stage_tag, region), mesh.at(pp=table.rank_of(stage)))
+                    s.place(tagged(stage_tag, region), mesh.at(pp=rank_of[stage]))
         if ep > 1:
             s.replicate(tagged(expert_tag, None), over=("dp", "ep"))
             s.replicate(tagged(expert_tag, "*"), over="dp")
@@ -74,17 +83,20 @@ def parallel(
     return strategy
 
 
-def _table(name: str, num_ranks: int, num_microbatches: int, num_regions: int) -> Table:
+def _table(
+    schedule: str | Table | Generator, num_ranks: int, num_microbatches: int, num_regions: int
+) -> Table:
     """The schedule's table; one with several stages a rank takes as many as the model has."""
+    if isinstance(schedule, Table):
+        return schedule
     per_rank = num_regions // num_ranks
-    if num_stages_vary(name) and per_rank > 1:
-        return make_table(
-            name,
-            num_ranks=num_ranks,
-            num_microbatches=num_microbatches,
-            stages_per_rank=per_rank,
-        )
-    return make_table(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
+    chosen = takes_stages_per_rank(schedule) and per_rank > 1
+    return make_table(
+        schedule,
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        stages_per_rank=per_rank if chosen else None,
+    )
 
 
 def tagged(tag: str, value: int | str | None) -> Selector:

@@ -1,0 +1,91 @@
+"""Tables of a user's own as the order of a strategy: they train like one device, or are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from piper.errors import OrderError, ScheduleError
+from piper.schedules import SCHEDULES, parse_csv, read_table, schedule
+from piper.strategies import parallel
+from piper.train.verify import compare
+from tests.zoo import ADAMW, PIECES, batches_of, program_of, reference_of
+
+TABLES = Path(__file__).parents[1] / "null" / "conformance" / "tables"
+# Published tables of F and B; two of them have fused cells.
+PUBLISHED = ["jaxpp_kimik2", "jaxpp_interleaved1f1b", "torch_LoopedBFS", "megatron_interleaved1f1b"]
+OVERLAPPED = """\
+0F0,0F1,2F0,(0F2;2B0)OVERLAP_F_B,2F1,0F3,(2F2;0B0)OVERLAP_F_B,2B1,2F3,0B1,2B2,2B3,0B2,0B3
+1F0,3F0,3B0,1F1,(1F2;1B0)OVERLAP_F_B,3F1,3B1,1F3,1B1,3F2,3B2,3F3,3B3,1B2,1B3
+"""
+V = "0F0,0F1,3F0,3B0,0B0,3F1,3B1,0B1\n1F0,2F0,2B0,1B0,1F1,2F1,2B1,1B1\n"
+
+
+def _check_exact(strategy: object) -> None:
+    job = program_of("deep").apply(strategy).lower(optimizer=ADAMW)  # type: ignore[arg-type]
+    for adversary in (False, True):
+        with job.launch("loopback", adversary=adversary, seed=3) as run:
+            errors = compare(run, batches_of("deep"), reference_of("deep", job))
+        assert errors.exact, errors
+
+
+@pytest.mark.parametrize("source", PUBLISHED)
+def test_published_tables_train_exactly(source: str) -> None:
+    path = str(TABLES / f"{source}_2rank_4mb.csv")
+    _check_exact(parallel(pp=2, dp=2, schedule=path, microbatches=PIECES // 2))
+
+
+def test_overlapped_pairs_of_full_backwards_train_exactly() -> None:
+    table = parse_csv(OVERLAPPED, name="mine")
+    _check_exact(parallel(pp=2, dp=2, ep=2, schedule=table, microbatches=4))
+
+
+def test_a_v_of_full_backwards_trains_exactly() -> None:
+    strategy = parallel(pp=2, dp=4, schedule=parse_csv(V, name="mine"), microbatches=2)
+    _check_exact(strategy)
+
+
+def zigzag(*, num_ranks: int, num_microbatches: int) -> list[str]:
+    """One microbatch after the other."""
+    cells = [[f"{r}F{m},{r}B{m}" for m in range(num_microbatches)] for r in range(num_ranks)]
+    return [",".join(row) for row in cells]
+
+
+def test_a_function_of_the_users_trains_exactly() -> None:
+    _check_exact(parallel(pp=4, schedule=zigzag, microbatches=PIECES))
+
+
+def test_the_history_makes_the_same_table_again() -> None:
+    given = parallel(pp=2, dp=4, schedule=parse_csv(V, name="mine"), microbatches=2)
+    program = program_of("deep").apply(given)
+    line = str(program.history[-1])
+    assert line.startswith("s.order(piper.schedules.parse_csv('0F0,0F1,3F0,")
+    looped = program_of("deep").apply(parallel(pp=2, schedule="looped_bfs", microbatches=8))
+    assert str(looped.history[-1]) == (
+        "s.order(piper.schedules.schedule('looped_bfs', num_ranks=2, num_microbatches=8, "
+        "stages_per_rank=2))"
+    )
+
+
+LATER = {
+    name: "runs in two directions" if name == "dualpipe" else "splits the backward"
+    for name in SCHEDULES
+    if name not in ("gpipe", "1f1b", "eager_1f1b", "looped_bfs", "interleaved_1f1b")
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_halves_and_directions_are_refused_until_they_can_be_exact(name: str) -> None:
+    with pytest.raises(OrderError, match=f"{LATER[name]}.*not supported yet"):
+        program_of("deep").apply(parallel(pp=2, schedule=name, microbatches=8))
+
+
+def test_a_table_for_other_numbers_is_refused() -> None:
+    table = schedule("1f1b", num_ranks=2, num_microbatches=4)
+    with pytest.raises(OrderError, match="has 4 microbatches, but there are 8 values of MB"):
+        program_of("deep").apply(parallel(pp=2, schedule=table, microbatches=8))
+    path = str(TABLES / "torch_GPipe_2rank_4mb.csv")
+    with pytest.raises(ScheduleError, match="num_microbatches is 8, but the table has 4"):
+        program_of("deep").apply(parallel(pp=2, schedule=path, microbatches=8))
+    with pytest.raises(ScheduleError, match="2 regions do not divide over the 4 stages of"):
+        program_of("moe").apply(parallel(pp=2, schedule="looped_bfs", microbatches=8))
+    assert read_table(path).num_stages == 2
