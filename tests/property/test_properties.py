@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
 from piper.frontend.chunks import cut
 from piper.mesh import Group, Mesh, Slice
 from piper.passes.events import waits_of
-
-settings.register_profile("piper", deadline=None, max_examples=200)
-settings.load_profile("piper")
 
 
 @st.composite

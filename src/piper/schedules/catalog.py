@@ -123,7 +123,7 @@ def _from_function(generator: Generator, rows: Iterable[str | Iterable[Item]]) -
 
 def as_code(table: Table) -> str:
     """Python that makes the table again: by its name, or action by action."""
-    if table.name in SCHEDULES:
+    if table.name in SCHEDULES and table.name != "auto":  # which is searched anew for other costs
         sizes = {"num_ranks": table.num_ranks, "num_microbatches": table.num_microbatches}
         if takes_stages_per_rank(table.name):
             sizes["stages_per_rank"] = table.stages_per_rank

@@ -73,7 +73,7 @@ def parse_json(text: str, *, name: str, file: str | None = None) -> Table:
             call=Call(f"table {name}", source),
             legal=f"version {VERSION}",
         )
-    rows = found.get("rows") if isinstance(found, Mapping) else found
+    rows: Any = found.get("rows") if isinstance(found, Mapping) else found
     lists = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     if not lists or not all(isinstance(cell, str | None) for row in rows for cell in row):
         raise ScheduleError(

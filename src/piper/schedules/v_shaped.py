@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from piper.schedules.fill import fill
 from piper.schedules.placement import vee
 from piper.schedules.sizes import check_sizes
-from piper.schedules.table import Action, Table, make_table, without
+from piper.schedules.table import Action, Kind, Table, make_table, without
 
+_F_AND_BI: tuple[Kind, ...] = ("F", "BI")
 _PERIOD = 6  # slots of a microbatch on a rank: F, BI and BW of two stages
 
 # A building block: how many slots later the next rank runs F down, F up, BI down, BI up; and how
@@ -22,30 +25,33 @@ def zbv(*, num_ranks: int, num_microbatches: int) -> Table:
     Memory: at most min(2M, 2PP)
     """
     check_sizes("zbv", num_ranks=num_ranks, num_microbatches=num_microbatches)
-    planned = max(num_microbatches, 2 * num_ranks)
-    rows = []
-    for rank in range(num_ranks):
-        down, up = vee(rank, num_ranks)
-        left = {
-            (stage, kind): [Action(stage, kind, m) for m in reversed(range(planned))]
-            for stage in (down, up)
-            for kind in ("F", "BI")
-        }  # type: ignore[misc]
-        row = []
-
-        def take(*wanted: tuple[int, str], row: list[Action] = row, left: dict = left) -> None:
-            row += [left[key].pop() for key in wanted if left[key]]
-
-        for _ in range(2 * (num_ranks - rank) - 1):  # fill the V
-            take((down, "F"))
-        for _ in range(rank):  # until the first backward arrives
-            take((up, "F"), (down, "F"))
-        for _ in range(num_ranks - rank):  # the way up has the memory
-            take((up, "F"), (up, "BI"))
-        while left[up, "F"] or left[down, "BI"]:  # both ways in turn
-            take((down, "F"), (down, "BI"), (up, "F"), (up, "BI"))
-        rows.append(row)
+    planned = max(num_microbatches, 2 * num_ranks)  # what is too much is left out at the end
+    rows = [_zbv_row(rank, num_ranks, planned) for rank in range(num_ranks)]
     return _filled("zbv", rows, num_ranks, num_microbatches, limit=2 * num_ranks)
+
+
+def _zbv_row(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
+    """F and BI of a rank; the limit on memory puts BW between them."""
+    down, up = vee(rank, num_ranks)
+    queues = {
+        (stage, kind): deque(Action(stage, kind, m) for m in range(num_microbatches))
+        for stage in (down, up)
+        for kind in _F_AND_BI
+    }
+    row: list[Action] = []
+
+    def take(*wanted: tuple[int, Kind]) -> None:
+        row.extend(queues[key].popleft() for key in wanted if queues[key])
+
+    for _ in range(2 * (num_ranks - rank) - 1):  # fill the V
+        take((down, "F"))
+    for _ in range(rank):  # until the first gradient is here
+        take((up, "F"), (down, "F"))
+    for _ in range(num_ranks - rank):  # only the way up has gradients
+        take((up, "F"), (up, "BI"))
+    while any(queues.values()):  # both ways in turn
+        take((down, "F"), (down, "BI"), (up, "F"), (up, "BI"))
+    return row
 
 
 def v_half(*, num_ranks: int, num_microbatches: int) -> Table:
