@@ -1,4 +1,4 @@
-"""Time to generate, check and replay every schedule at 64 ranks x 512 microbatches.
+"""Time to generate, check and replay every schedule; bubble rates beside the zero-bubble paper's.
 
 Run: python benchmarks/schedules.py [--ranks 64] [--microbatches 512]
 """
@@ -6,11 +6,17 @@ Run: python benchmarks/schedules.py [--ranks 64] [--microbatches 512]
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from piper.schedules import SCHEDULES, check, parse_csv, replay, schedule
+from piper.schedules import SCHEDULES, Costs, auto, check, parse_csv, replay, schedule
+
+PAPER = Path(__file__).parents[1] / "tests" / "null" / "conformance" / "zero_bubble_paper.json"
+# 32h / (34h + 5as): what a layer keeps from BI to BW, by the paper's count of bytes.
+KEPT = {"1.5B": 32 / (34 + 5 * 24 * 1024 / 2304), "14.6B": 32 / (34 + 5 * 40 * 1024 / 5120)}
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -38,6 +44,24 @@ def main() -> None:
             f"{name:<18}{sum(1 for _ in table.actions()):>9}{generating:>10.2f}{checking:>8.2f}"
             f"{replaying:>8.2f}{reading:>10.2f}"
         )
+    print("\nbubble rates with the times of arXiv 2401.10241, Table 9, beside its Table 5")
+    print("model   PP    M   1F1B  paper  auto 1PP  paper  auto 2PP  paper")
+    for row in json.loads(PAPER.read_text())["rows"]:
+        print(beside_paper(row))
+
+
+def beside_paper(row: dict[str, Any]) -> str:
+    costs = Costs(F=row["TF"], BI=row["TB"], BW=row["TW"], comm=row["Tcomm"])
+    sizes = {"num_ranks": row["p"], "num_microbatches": row["m"]}
+    rates = [replay(schedule("1f1b", **sizes), costs).bubble_of_span]
+    for limit in (1, 2):
+        table = auto(**sizes, costs=costs, max_in_flight=limit * row["p"], kept=KEPT[row["model"]])
+        rates.append(replay(table, costs).bubble_of_span)
+    paper = [row["bubble"][name] for name in ("1F1B", "ZB-1p", "ZB-2p")]
+    return f"{row['model']:<6}{row['p']:>4}{row['m']:>5}" + "".join(
+        f"{mine:>{width}.4f}{theirs:>7.4f}"
+        for mine, theirs, width in zip(rates, paper, (7, 10, 10), strict=True)
+    )
 
 
 if __name__ == "__main__":
