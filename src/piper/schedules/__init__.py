@@ -8,13 +8,13 @@ from piper.schedules.check import check
 from piper.schedules.costs import Costs, parse_costs
 from piper.schedules.dualpipe import dualpipe, dualpipev
 from piper.schedules.gpipe import gpipe, looped_bfs
-from piper.schedules.interleaved import interleaved_1f1b
+from piper.schedules.interleaved import interleaved_1f1b, interleaved_zb
 from piper.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from piper.schedules.read import from_rows, parse_csv, parse_json, read_table
 from piper.schedules.replay import Replay, peak_held, replay
 from piper.schedules.table import Action, Cell, Table
 from piper.schedules.v_shaped import v_half, v_min, zbv
-from piper.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
+from piper.schedules.zero_bubble import zb_h1, zb_h2
 
 __all__ = [
     "SCHEDULES", "Action", "Cell", "Costs", "Replay", "Table", "as_code", "auto", "check", "describe",

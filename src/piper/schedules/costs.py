@@ -48,10 +48,6 @@ class Costs(msgspec.Struct, frozen=True):
             return self.FB
         return sum(self.of(action) for action in cell.actions)
 
-    def of_stage(self, stage: int) -> float:
-        """All the work of one microbatch in a stage."""
-        return _at(self.F, stage) + self.of(Action(stage, "B", 0))
-
     def __str__(self) -> str:
         shown = []
         for name in self.__struct_fields__:

@@ -12,6 +12,7 @@ from piper.schedules.costs import Costs
 from piper.schedules.table import Action
 
 _NEVER = float("inf")
+_SLACK = 1e-9  # for sums of times and shares
 
 
 class Filled(msgspec.Struct, frozen=True):
@@ -37,70 +38,98 @@ def fill(
     It also runs before a forward for which the rank holds too much: more than `limit` microbatches,
     which count 1 from F to BI and `kept` from BI to BW. What is left runs at the end.
     """
-    costs = costs or Costs()
-    stages = range(num_stages)
-    forward = [costs.of(Action(stage, "F", 0)) for stage in stages]
-    inward = [costs.of(Action(stage, "BI", 0)) for stage in stages]
-    weight = [costs.of(Action(stage, "BW", 0)) for stage in stages]
-    rank_of = {action.stage: rank for rank, row in enumerate(rows) for action in row}
-    f_done = [[_NEVER] * num_microbatches for _ in stages]
-    i_done = [[_NEVER] * num_microbatches for _ in stages]
-    sleepers: dict[tuple[int, bool, int], list[int]] = {}  # who waits for (stage, is F, microbatch)
-    filled: list[list[Action]] = [[] for _ in rows]
-    span, starts = 0.0, [_NEVER] * len(rows)
-    pending: list[deque[Action]] = [deque() for _ in rows]  # the BW that can run
-    position, held, since = [0] * len(rows), [0.0] * len(rows), [0.0] * len(rows)
-    free = [(0.0, rank) for rank in range(len(rows))]
-
+    clock = _Clock(rows, num_stages, num_microbatches, costs or Costs())
+    ranks = [_Rank(row) for row in rows]
+    free = [(0.0, rank) for rank in range(len(rows))]  # when a rank decides what to do next
     while free:
-        now, rank = heapq.heappop(free)
-        row, weights, at = rows[rank], pending[rank], position[rank]
-        if at == len(row):
-            filled[rank] += weights
-            span = max(span, now + sum(weight[w.stage] for w in weights) - starts[rank])
+        now, number = heapq.heappop(free)
+        rank = ranks[number]
+        if rank.position == len(rank.row):
+            rank.end = now + sum(clock.cost(weight) for weight in rank.weights)
+            rank.filled += rank.weights
             continue
-        action = row[at]
-        stage, microbatch, is_forward = action.stage, action.microbatch, action.kind == "F"
-        due, awaited = now, None
-        if is_forward:
-            near, others = (stage - 1, f_done) if stage else (None, f_done)
-        else:
-            near, others = (stage + 1, i_done) if stage + 1 < num_stages else (None, i_done)
-            if f_done[stage][microbatch] == _NEVER:
-                awaited = (stage, True, microbatch)
-            due = max(due, f_done[stage][microbatch])
-        if near is not None:
-            if others[near][microbatch] == _NEVER:
-                awaited = (near, is_forward, microbatch)
-            apart = costs.comm if rank_of[near] != rank else 0.0
-            due = max(due, others[near][microbatch] + apart)
-        if weights:
-            cost, wait = weight[weights[0].stage], due - now
-            full = is_forward and held[rank] + 1 > limit + 1e-9
-            late = latest[rank][at] + 1e-9 if latest is not None else -_NEVER
-            if full or (
-                wait > 0 and (wait >= cost or (wait >= patience * cost and now + cost <= late))
-            ):
-                filled[rank].append(weights.popleft())
-                held[rank] -= kept
-                heapq.heappush(free, (now + cost, rank))
+        action = rank.row[rank.position]
+        due = max(now, clock.ready(action, number))
+        if rank.weights:
+            cost, wait = clock.cost(rank.weights[0]), due - now
+            full = action.kind == "F" and rank.held + 1 > limit + _SLACK
+            pushes = latest is not None and now + cost <= latest[number][rank.position] + _SLACK
+            if full or (wait > 0 and (wait >= cost or (pushes and wait >= patience * cost))):
+                rank.filled.append(rank.weights.popleft())
+                rank.held -= kept
+                heapq.heappush(free, (now + cost, number))
                 continue
-        if awaited is not None:
-            sleepers.setdefault(awaited, []).append(rank)
-            since[rank] = now
+        if due == _NEVER:
+            clock.sleep(action, number, now)
             continue
-        starts[rank] = min(starts[rank], due)
-        end = due + (forward[stage] if is_forward else inward[stage])
-        filled[rank].append(action)
-        position[rank] += 1
-        if is_forward:
-            f_done[stage][microbatch] = end
-            held[rank] += 1
+        rank.run(action, due, kept)
+        for wakes in clock.run(action, due):
+            heapq.heappush(free, (max(wakes[0], now), wakes[1]))
+        heapq.heappush(free, (due + clock.cost(action), number))
+    return Filled([rank.filled for rank in ranks], max(rank.end - rank.start for rank in ranks))
+
+
+class _Rank:
+    """How far a rank is, what it holds, and the BW that it can run."""
+
+    def __init__(self, row: Sequence[Action]) -> None:
+        self.row, self.position = row, 0
+        self.filled: list[Action] = []
+        self.weights: deque[Action] = deque()
+        self.held = 0.0
+        self.start, self.end = _NEVER, 0.0
+
+    def run(self, action: Action, due: float, kept: float) -> None:
+        self.filled.append(action)
+        self.position += 1
+        self.start = min(self.start, due)
+        if action.kind == "F":
+            self.held += 1
         else:
-            i_done[stage][microbatch] = end
-            held[rank] -= 1 - kept
-            weights.append(Action(stage, "BW", microbatch))
-        heapq.heappush(free, (end, rank))
-        for sleeper in sleepers.pop((stage, is_forward, microbatch), ()):
-            heapq.heappush(free, (max(since[sleeper], now), sleeper))
-    return Filled(filled, span)
+            self.held -= 1 - kept
+            self.weights.append(Action(action.stage, "BW", action.microbatch))
+
+
+class _Clock:
+    """When each F and BI ends, once it has started; and who sleeps until it starts."""
+
+    def __init__(
+        self, rows: Sequence[Sequence[Action]], num_stages: int, num_microbatches: int, costs: Costs
+    ) -> None:
+        self.comm, self.last = costs.comm, num_stages - 1
+        self.costs = {
+            kind: [costs.of(Action(stage, kind, 0)) for stage in range(num_stages)]
+            for kind in ("F", "BI", "BW")
+        }
+        self.rank_of = {action.stage: rank for rank, row in enumerate(rows) for action in row}
+        never = [_NEVER] * num_microbatches
+        self.ends = {kind: [list(never) for _ in range(num_stages)] for kind in ("F", "BI")}
+        self.sleepers: dict[Action, list[tuple[float, int]]] = {}
+
+    def cost(self, action: Action) -> float:
+        return self.costs[action.kind][action.stage]
+
+    def ready(self, action: Action, rank: int) -> float:
+        """When what another stage gives is on the rank; never, as long as that has not started."""
+        before = self._before(action)
+        if before is None:
+            return 0.0
+        there = self.ends[action.kind][before][action.microbatch]
+        return there if self.rank_of[before] == rank else there + self.comm
+
+    def run(self, action: Action, start: float) -> list[tuple[float, int]]:
+        """Set the end; gives who slept for it, since when."""
+        self.ends[action.kind][action.stage][action.microbatch] = start + self.cost(action)
+        return self.sleepers.pop(action, [])
+
+    def sleep(self, action: Action, rank: int, now: float) -> None:
+        before = self._before(action)
+        assert before is not None, f"{action} waits for nothing"
+        awaited = Action(before, action.kind, action.microbatch)
+        self.sleepers.setdefault(awaited, []).append((now, rank))
+
+    def _before(self, action: Action) -> int | None:
+        """The stage that gives an F its input, or a BI its gradient."""
+        if action.kind == "F":
+            return action.stage - 1 if action.stage else None
+        return action.stage + 1 if action.stage < self.last else None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from piper.schedules.interleaved import in_rounds
-from piper.schedules.placement import loop
 from piper.schedules.rows import delayed_weights, of_kind
-from piper.schedules.sizes import check_rounds, check_sizes
+from piper.schedules.sizes import check_sizes
 from piper.schedules.table import Action, Table, make_table
 
 
@@ -38,35 +36,3 @@ def _table(name: str, num_ranks: int, num_microbatches: int, *, lead: int) -> Ta
         warmup, delay = lead * (num_ranks - 1 - rank), lead * rank
         rows.append(delayed_weights(forwards, of_kind(forwards, "BI"), warmup=warmup, delay=delay))
     return make_table(name, rows, num_stages=num_ranks, num_microbatches=num_microbatches)
-
-
-def interleaved_zb(*, num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) -> Table:
-    """Interleaved 1F1B with half its warm-up and BW put off by r on rank r.
-
-    Placement: loop
-    Bubble: (PP-1)(F+B-2BW)
-    Memory: min(V*M, V*PP)
-    Requires: M a multiple of PP
-    """
-    name = "interleaved_zb"
-    check_sizes(
-        name,
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        stages_per_rank=stages_per_rank,
-    )
-    check_rounds(name, num_ranks, num_microbatches)
-    rows = []
-    for rank in range(num_ranks):
-        stages = loop(rank, num_ranks, stages_per_rank)
-        rows.append(
-            delayed_weights(
-                in_rounds(stages, num_ranks, num_microbatches, "F"),
-                in_rounds(stages[::-1], num_ranks, num_microbatches, "BI"),
-                warmup=(stages_per_rank - 1) * num_ranks + num_ranks - 1 - rank,
-                delay=rank,
-            )
-        )
-    return make_table(
-        name, rows, num_stages=num_ranks * stages_per_rank, num_microbatches=num_microbatches
-    )
