@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from piper import where
+from piper.directives.schedule import Schedule
 from piper.errors import OrderError, ScheduleError
-from piper.schedules import SCHEDULES, parse_csv, read_table, schedule
+from piper.schedules import SCHEDULES, Table, parse_csv, read_table, schedule
 from piper.strategies import parallel
 from piper.train.verify import compare
 from tests.zoo import ADAMW, PIECES, batches_of, program_of, reference_of
@@ -81,7 +83,7 @@ def test_halves_and_directions_are_refused_until_they_can_be_exact(name: str) ->
 
 def test_a_table_for_other_numbers_is_refused() -> None:
     table = schedule("1f1b", num_ranks=2, num_microbatches=4)
-    with pytest.raises(OrderError, match="has 4 microbatches, but there are 8 values of MB"):
+    with pytest.raises(ScheduleError, match="num_microbatches is 8, but the table has 4"):
         program_of("deep").apply(parallel(pp=2, schedule=table, microbatches=8))
     path = str(TABLES / "torch_GPipe_2rank_4mb.csv")
     with pytest.raises(ScheduleError, match="num_microbatches is 8, but the table has 4"):
@@ -89,3 +91,66 @@ def test_a_table_for_other_numbers_is_refused() -> None:
     with pytest.raises(ScheduleError, match="2 regions do not divide over the 4 stages of"):
         program_of("moe").apply(parallel(pp=2, schedule="looped_bfs", microbatches=8))
     assert read_table(path).num_stages == 2
+
+
+def test_a_schedule_is_looked_at_without_a_pipeline_too() -> None:
+    with pytest.raises(ScheduleError, match="no schedule is called 'foo'"):
+        parallel(dp=2, schedule="foo")
+    table = schedule("1f1b", num_ranks=2, num_microbatches=4)
+    with pytest.raises(ScheduleError, match="num_ranks is 1, but the table has 2"):
+        parallel(dp=2, schedule=table)
+
+
+def test_the_number_of_microbatches_comes_from_the_table() -> None:
+    path = str(TABLES / "torch_LoopedBFS_2rank_4mb.csv")
+    program = program_of("deep").apply(parallel(pp=2, schedule=path))
+    assert "s.split(where(), 'MB', 4)" in [str(record) for record in program.history]
+
+
+def _ordered(groups: object, **options: object) -> None:
+    def strategy(s: Schedule) -> None:
+        mesh = s.mesh(pp=2)
+        for region in range(4):
+            s.place(where(PP=region), mesh.at(pp=region % 2))
+        s.split(where(), "MB", 2)
+        s.order(groups, **options)  # type: ignore[arg-type]
+
+    program_of("deep").apply(strategy)
+
+
+LOOPED = schedule("looped_bfs", num_ranks=2, num_microbatches=2)
+SIMPLE = schedule("1f1b", num_ranks=2, num_microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "message"),
+    [
+        ("1f1b", {}, "'1f1b' is no list of groups"),
+        ([["PP"], ["MB"]], {}, "a group is made of something else than where"),
+        (SIMPLE, {"stages": [0, 1]}, "does not have every region of PP once"),
+        (SIMPLE, {"stages": [[0, 1], [2]]}, "does not have every region of PP once"),
+        (SIMPLE, {"stages": [[0, 1], [2, 2]]}, "does not have every region of PP once"),
+        (LOOPED, {"microbatch": "X"}, r's.split\(where\(\), "X", 2\) before the order'),
+    ],
+)
+def test_what_is_no_order(groups: object, options: dict, message: str) -> None:
+    with pytest.raises(OrderError, match=message):
+        _ordered(groups, **options)
+
+
+def test_an_incomplete_table_is_refused_as_an_order() -> None:
+    incomplete = Table("inc", 4, 2, (LOOPED.rows[0], LOOPED.rows[1][:-1]))
+    with pytest.raises(ScheduleError, match=r"table inc .*incomplete: rank 1 never runs"):
+        _ordered(incomplete)
+
+
+def test_the_history_keeps_every_argument() -> None:
+    def strategy(s: Schedule) -> None:
+        mesh = s.mesh(q=2)
+        for region in range(4):
+            s.place(where(PP=region), mesh.at(q=region % 2))
+        s.split(where(), "M", 2)
+        s.order(LOOPED, axis="q", microbatch="M", stages=[[0], [1], [2], [3]])
+
+    line = str(program_of("deep").apply(strategy).history[-1])
+    assert line.endswith("), axis='q', microbatch='M', stages=[[0], [1], [2], [3]])")

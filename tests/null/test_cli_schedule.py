@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -52,8 +53,9 @@ def test_the_formula_stands_beside_the_replay_at_other_costs(capsys: Capture) ->
         "--costs", "F=1,BI=1.2,BW=0.8,F&B=2.5,comm=0.1",
     )  # fmt: skip
     assert "F&B=2.5" in printed
-    # (8/2 - 1) (2.5 + 2.0 - 3 * 0.8)
-    assert "(PP/2-1)(F&B+B-3BW), where PP counts stages: 6.3; by replay " in printed
+    # (4 - 1) (2.5 + 2.0 - 3 * 0.8)
+    found = re.search(r"bubble \(PP-1\)\(F&B\+B-3BW\): 6.3; by replay (\S+) \(exact where", printed)
+    assert found and float(found[1]) > 6.3
 
 
 def test_colours_are_one_for_each_kind(capsys: Capture) -> None:
@@ -121,7 +123,40 @@ def test_a_function_in_a_file(capsys: Capture, tmp_path: Path) -> None:
     assert "mine.py:4): incomplete: rank 1 never runs 1B0" in _refused(
         capsys, f"{file}:half", *SMALL
     )
-    assert "does not define nothing()" in _refused(capsys, f"{file}:nothing", *SMALL)
+    missing = _refused(capsys, f"{file}:zigzig", *SMALL)
+    assert "mine.py has no function 'zigzig' (did you mean 'zigzag'?)" in missing
+    assert f"legal: {file}:zigzag, {file}:half" in missing
+    assert f"legal: {file}:FUNCTION" in _refused(capsys, str(file))
+
+
+def test_a_file_brings_its_own_numbers(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    for given in ([], ["--ranks", "2"], ["--microbatches", "2"], ["--stages-per-rank", "1"]):
+        assert "mine.csv: 2 ranks" in _run(capsys, str(file), *given)
+    assert "num_ranks is 4, but the table has 2" in _refused(capsys, str(file), "--pp", "4")
+    assert "stages_per_rank is 7, but" in _refused(capsys, str(file), "--stages-per-rank", "7")
+    assert "--kept is not for" in _refused(capsys, str(file), "--kept", "1")
+
+
+def test_a_table_called_like_a_schedule_has_no_formula(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text('{"name": "1f1b", "rows": [["0F0", "0B0", "0F1", "0B1"]]}')
+    assert "formula" not in _run(capsys, str(file))
+    assert json.loads(_run(capsys, str(file), "--format", "json"))["formula"]["bubble"] is None
+
+
+def test_labels_that_do_not_fit_are_not_cut(capsys: Capture) -> None:
+    printed = _run(capsys, "1f1b", *SMALL, "--costs", "F=0.0001:1,BI=1:1")
+    assert "0F0" not in printed and "#" in printed
+    assert "3 of 12 labels do not fit (#); csv, json and svg have all" in printed
+    assert "0F11" in _run(capsys, "zbv", "--ranks", "8", "--microbatches", "100")
+
+
+def test_costs_are_checked_in_every_form(capsys: Capture) -> None:
+    for form in ("text", "csv", "json", "svg"):
+        printed = _refused(capsys, "1f1b", "--format", form, "--costs", "F=1:1:1:1:1")
+        assert "cost F has 5 numbers, but there are 4 stages" in printed
 
 
 @pytest.mark.parametrize(
@@ -135,6 +170,9 @@ def test_a_function_in_a_file(capsys: Capture, tmp_path: Path) -> None:
         (["dualpipev", "--microbatches", "3"], "at least twice the ranks: 8 microbatches"),
         (["interleaved_zb", "--microbatches", "9"], "a multiple of 4: 12 microbatches"),
         (["1f1b", "--stages-per-rank", "2"], "stages_per_rank is 2, but the table has 1"),
+        (["1f1b", "--stages-per-rank", "0"], "stages_per_rank is 0, but the table has 1"),
+        (["1f1b", "--costs", "F=1e308"], "cost F=1e+308 is no time"),
+        (["1f1b", "--costs", "F=1e-320"], "is no time"),
         (["1f1b", "--costs", "F=x"], "cost 'F=x' is not understood"),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from piper.errors import ScheduleError
-from piper.schedules import Costs, from_rows, parse_costs, peak_held, replay, schedule
+from piper.schedules import Costs, Table, from_rows, parse_costs, peak_held, replay, schedule
 
 TWO = ["0F0,0F1,0B0,0B1", "1F0,1B0,1F1,1B1"]
 
@@ -38,8 +38,10 @@ def test_a_full_backward_and_a_pair_have_costs_of_their_own() -> None:
 def test_each_stage_may_have_its_own_costs() -> None:
     replayed = replay(from_rows(TWO), Costs(F=(1, 2), BI=(1, 3), BW=0))
     assert replayed.busy == [4, 10]
-    with pytest.raises(ScheduleError, match="stage 1 has no cost"):
-        replay(from_rows(TWO), Costs(F=(1,)))
+    assert replay(from_rows(TWO), Costs(F=[1, 2], BI=[1, 3], BW=0)) == replayed  # type: ignore[arg-type]
+    for numbers in ((1,), (1, 2, 3)):
+        with pytest.raises(ScheduleError, match=f"has {len(numbers)} numbers, but there are 2 st"):
+            replay(from_rows(TWO), Costs(F=numbers))
 
 
 def test_neighbours_on_one_rank_exchange_without_cost() -> None:
@@ -51,6 +53,19 @@ def test_everything_in_a_fused_cell_is_ready_at_its_end() -> None:
     apart = replay(from_rows(["0F0,0F1,0B0,0B1", "1F0,1F1,1B0,1B1"]))
     fused = replay(from_rows(["(0F0;0F1)FUSED,0B0,0B1", "1F0,1F1,1B0,1B1"]))
     assert fused.starts[1][0] == apart.starts[1][0] + 1
+
+
+def test_a_fused_cell_runs_in_sequence_and_a_pair_at_once() -> None:
+    assert replay(from_rows(["0F0,(0B0;0F1)FUSED,0B1"])).peak_in_flight == [1]
+    assert replay(from_rows(["0F0,(0B0;0F1)OVERLAP_F_B,0B1"])).peak_in_flight == [2]
+
+
+def test_a_table_that_does_not_end_is_no_replay() -> None:
+    broken = Table("broken", 2, 1, from_rows(["0F0,0B0"]).rows)
+    with pytest.raises(ScheduleError, match="incomplete: no rank runs stage 1"):
+        replay(broken)
+    with pytest.raises(ScheduleError, match="incomplete: rank 0 runs nothing"):
+        replay(Table("broken", 1, 1, ((),)))
 
 
 def test_what_is_held_between_the_halves() -> None:
@@ -82,8 +97,26 @@ def test_costs_are_written_and_read(text: str, costs: Costs) -> None:
         ("F=-1", "cost F=-1.0 is no time"),
         ("BW=nan", "cost BW=nan is no time"),
         ("comm=1:2", "cost comm is one number for all stages"),
+        ("F=1e308", "is no time"),
     ],
 )
 def test_bad_costs_are_refused(text: str, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
         parse_costs(text)
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        {"F": "1"},
+        {"F": None},
+        {"F": (1, None)},
+        {"F": True},
+        {"comm": (1, 2)},
+        {"FB": (1,)},
+        {"F": ()},
+    ],
+)
+def test_costs_of_a_wrong_type_are_refused(costs: dict) -> None:
+    with pytest.raises(ScheduleError, match="is no time"):
+        Costs(**costs)

@@ -74,6 +74,8 @@ def test_an_action_twice(again: str) -> None:
 def test_a_stage_on_two_ranks() -> None:
     text = _refused("0F0,0B0,0F1\n1F0,1B0,1F1,1B1,0B1")
     assert "(mine.csv:2): impossible: 0B1 is on rank 1, but rank 0 runs its stage" in text
+    text = _refused("1F1,0F0,0B0,0F1,0B1\n1F0,1B0,1B1")  # the odd one out is marked
+    assert "(mine.csv:1): impossible: 1F1 is on rank 0, but rank 1 runs its stage" in text
 
 
 def test_a_backward_before_its_forward() -> None:
@@ -133,6 +135,10 @@ def test_long_and_tall_tables_are_shown_around_the_place() -> None:
         ("", "the table is empty"),
         ("0F0,0X0", "'0X0' (rank 0, cell 1) is not an action"),
         ("0F0,0B0\n\n1F0,1B", "(mine.csv:3): '1B' (rank 1, cell 1) is not an action"),
+        ("0F0,0F" + "9" * 5000, "is not an action"),
+        ("\u0660F\u0660,0B0", "is not an action"),
+        ("0B0,1B0", "incomplete: no stage runs a forward"),
+        ("d0:0F0,d0:0B0\nd1:0F0,0B0", "(mine.csv:2): the directions are d0:, d1:, none; see 0B0"),
         ("d0:0F0,0B0", "the directions are d0:, none"),
         ("d0:0F0,d0:0B0,d2:0F0,d2:0B0", "the directions are d0:, d2:"),
         ("(0F0;0B0)TOGETHER", "is not an action"),
@@ -172,18 +178,32 @@ def test_code_of_a_table_that_is_not_the_named_one() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not JSON"),
-        ("{}", "rows is not a list of lists of actions"),
-        ('{"rows": ["0F0"]}', "rows is not a list of lists of actions"),
-        ('{"rows": [[3]]}', "rows is not a list of lists of actions"),
-        ('{"version": 9, "rows": [["0F0", "0B0"]]}', "version 9"),
+        ("{", "not a table in JSON"),
+        ("{}", "missing required field `rows`"),
+        ('{"rows": ["0F0"]}', "Expected `array`, got `str` - at `$.rows[0]`"),
+        ('{"rows": [[3]]}', "at `$.rows[0][0]`"),
+        ('{"version": 9, "rows": [["0F0", "0B0"]]}', "at `$.version`"),
+        ('{"name": 3, "rows": [["0F0", "0B0"]]}', "at `$.name`"),
+        ('{"num_stages": 2, "rows": [["0F0", "0B0"]]}', "num_stages is 2, but the rows have 1"),
+        ('{"placement": [[1]], "rows": [["0F0", "0B0"]]}', "placement is [[1]], but the rows"),
+        ('{"name": "a\\u0001", "rows": [["0F0", "0B0"]]}', "is no name for a table"),
+        ("[" * 100_000, "not a table in JSON"),
         ('[["0F0"]]', "incomplete: rank 0 never runs 0B0"),
     ],
 )
 def test_json_that_is_not_a_table(text: str, message: str) -> None:
     with pytest.raises(ScheduleError) as raised:
         parse_json(text, name="mine", file="mine.json")
-    assert message in str(raised.value) and "mine.json:1" in str(raised.value)
+    assert message in str(raised.value)
+    assert "mine.json:1" in str(raised.value) or "name" in message
+
+
+def test_json_errors_have_the_line_of_the_row() -> None:
+    text = '{"name": "mine",\n "rows": [\n  ["0F0",\n   "0B0"],\n  ["1F0", "1X0"]\n ]}'
+    with pytest.raises(ScheduleError, match=r"mine.json:5\): '1X0' \(rank 1, cell 1\)"):
+        parse_json(text, name="mine", file="mine.json")
+    with pytest.raises(ScheduleError, match=r"mine.json:2\): not a table in JSON"):
+        parse_json('{"name":\n x', name="mine", file="mine.json")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -221,6 +241,89 @@ def test_rows_of_actions_and_cells() -> None:
     assert from_rows(rows).as_csv() == "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n"
     with pytest.raises(ScheduleError, match="3 \\(rank 0, cell 1\\) is not an action"):
         from_rows([["0F0", 3]])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell((Action(-1, "F", 0),)),
+        Cell((Action(0, "F", -1),)),
+        Cell((Action(0, "X", 0),)),  # type: ignore[arg-type]
+        Cell((Action(0.0, "F", 0),)),  # type: ignore[arg-type]
+        Cell((Action(0, "F", 0), Action(0, "B", 0))),
+        Cell((Action(0, "F", 0),), "FUSED"),
+        Cell((Action(0, "F", 0), Action(0, "B", 0)), "Q"),  # type: ignore[arg-type]
+        Cell(()),
+    ],
+    ids=range(8),
+)
+def test_cells_that_are_none(cell: Cell) -> None:
+    with pytest.raises(ScheduleError, match="rank 0, cell 0 is no action"):
+        from_rows([[cell]])
+    with pytest.raises(ScheduleError, match="rank 0, cell 0 is no action"):
+        check(Table("hand", 1, 1, ((cell,),)))
+
+
+def test_directions_of_a_table_made_by_hand() -> None:
+    rows = from_rows(["d0:0F0,d0:0B0,d1:0F0,d1:0B0"]).rows
+    for wrong in (0, 3):
+        with pytest.raises(ScheduleError, match=f"{wrong} directions"):
+            check(Table("hand", 1, 2, rows, wrong))
+    with pytest.raises(ScheduleError, match="impossible: d0:0F0 in a table of 1 directions"):
+        check(Table("hand", 1, 2, rows, 1))
+    with pytest.raises(ScheduleError, match="the table is empty"):
+        check(Table("hand", 1, 1, ()))
+
+
+def nothing(*, num_ranks: int, num_microbatches: int) -> None:
+    pass
+
+
+def positional(p: int, m: int) -> None:
+    pass
+
+
+def endless(*, num_ranks: int, num_microbatches: int) -> Iterator[str]:
+    while True:
+        yield "0F0,0B0"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (nothing, r"schedule nothing \(.*test_tables.py:\d+\): it gives None"),
+        (positional, r"schedule positional \(.*test_tables.py:\d+\): it is called with num_ranks"),
+        (endless, "0F0 is on rank 1, but rank 0 runs its stage"),
+        (None, "it is no schedule"),
+        ([["0F0", "0B0"]], "it is no schedule"),
+        ("mine.txt", "no schedule is called 'mine.txt'"),
+    ],
+)
+def test_what_is_not_a_schedule(name: object, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        schedule(name, num_ranks=2, num_microbatches=1)  # type: ignore[arg-type]
+
+
+def test_a_table_and_a_path_are_schedules(tmp_path: Path) -> None:
+    table = from_rows(["0F0,0B0", "1F0,1B0"], name="mine.csv")
+    assert schedule(table, num_ranks=2, num_microbatches=1) is table
+    (tmp_path / "mine.csv").write_text(table.as_csv())
+    assert schedule(tmp_path / "mine.csv", num_ranks=2, num_microbatches=1) == table
+    with pytest.raises(ScheduleError, match="it takes no costs"):
+        schedule(table, num_ranks=2, num_microbatches=1, costs=3)
+    with pytest.raises(ScheduleError, match="unexpected keyword argument 'costs'"):
+        schedule("1f1b", num_ranks=2, num_microbatches=1, costs=3)
+
+
+@pytest.mark.parametrize("number", [2.0, "2", True, 0, -1])
+def test_sizes_that_are_no_numbers(number: object) -> None:
+    with pytest.raises(ScheduleError, match=r"a whole number \(int\) of at least 1"):
+        schedule("1f1b", num_ranks=number, num_microbatches=2)  # type: ignore[arg-type]
+
+
+def test_a_table_prints_as_a_grid() -> None:
+    table = from_rows(["0F0,0B0", "1F0,1B0"], name="mine")
+    assert str(table) == "mine: 2 stages, 1 microbatches\nrank 0 | 0F0 0B0\nrank 1 | 1F0 1B0"
 
 
 def test_a_table_made_by_hand_is_checked_too() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from piper.errors import PiperError
+from piper.errors import PiperError, did_you_mean
 
 
 class FileError(PiperError):
@@ -29,7 +29,9 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
     group.add_argument("--ep", type=int, metavar="N", help="ranks that share experts; divides dp")
     group.add_argument(
-        "--schedule", metavar="NAME", help="a name of `piper schedule --list`, or FILE.csv"
+        "--schedule",
+        metavar="NAME",
+        help="see `piper schedule --list`; or FILE.csv, FILE.json, FILE.py:FUNCTION",
     )
     group.add_argument("--microbatches", type=int, metavar="M", help="microbatches per data rank")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -60,6 +62,26 @@ def load_file(path: str, *needed: str) -> ModuleType:
     return module
 
 
+def schedule_function(name: str) -> Any:
+    """The function of FILE.py:FUNCTION; any other name as it is."""
+    file, _, function = name.rpartition(":")
+    if name.endswith(".py"):
+        raise FileError(f"which function of {name}?", legal=f"{name}:FUNCTION")
+    if not file.endswith(".py"):
+        return name
+    module = load_file(file)
+    if not callable(getattr(module, function, None)):
+        own = [
+            n for n, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__
+        ]
+        raise FileError(
+            f"{file} has no function {function!r}{did_you_mean(function, own)}",
+            legal=", ".join(f"{file}:{name}" for name in own)
+            or "def mine(*, num_ranks, num_microbatches):",
+        )
+    return getattr(module, function)
+
+
 def chosen_strategy(
     arguments: argparse.Namespace, module: ModuleType
 ) -> Callable[..., None] | None:
@@ -78,6 +100,8 @@ def chosen_strategy(
             )
         return load_file(arguments.strategy, "strategy").strategy
     if degrees:
+        if "schedule" in degrees:
+            degrees["schedule"] = schedule_function(degrees["schedule"])
         return parallel(**degrees)
     own = getattr(module, "strategy", None)
     if own is not None and not callable(own):

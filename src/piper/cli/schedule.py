@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from piper.cli.program import FileError, load_file
+from piper.cli.program import FileError, schedule_function
 from piper.schedules import SCHEDULES, Costs, Table, describe, parse_costs, read_table, replay
 from piper.schedules import schedule as make_table
+from piper.schedules.catalog import is_file
 from piper.schedules.formulas import bubble_formula, memory_formula
 from piper.schedules.read import VERSION
 from piper.schedules.replay import Replay
@@ -34,7 +35,7 @@ def add_parser(commands: Any) -> None:
         help="see --list; or FILE.csv, FILE.json, FILE.py:FUNCTION",
     )
     parser.add_argument("--list", action="store_true", help="list the schedules by name")
-    parser.add_argument("--ranks", type=int, metavar="N", help="pipeline ranks (4)")
+    parser.add_argument("--ranks", "--pp", type=int, metavar="N", help="pipeline ranks (4)")
     parser.add_argument(
         "--microbatches", type=int, metavar="M", help="microbatches (twice the ranks)"
     )
@@ -70,28 +71,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise FileError("which schedule?", legal="piper schedule NAME, or piper schedule --list")
     costs = parse_costs(arguments.costs) if arguments.costs else Costs()
     table = _table(arguments, costs)
+    replayed = replay(table, costs)
+    # Formulas are of the schedules by name, not of tables that are called like them.
+    named = arguments.name in SCHEDULES
     if arguments.format == "csv":
         print(table.as_csv(), end="")
-        return 0
-    replayed = replay(table, costs)
-    if arguments.format == "svg":
+    elif arguments.format == "svg":
         print(draw_svg(table, replayed), end="")
     elif arguments.format == "json":
-        print(json.dumps(_facts(table, costs, replayed)))
+        print(json.dumps(_facts(table, costs, replayed, named), allow_nan=False))
     else:
         color = arguments.color == "always" or (
             arguments.color == "auto" and sys.stdout.isatty() and "NO_COLOR" not in os.environ
         )
         width = shutil.get_terminal_size((100, 24)).columns
         print(draw_text(table, replayed, width=width, color=color))
-        print(_summary(table, costs, replayed), end="")
+        print(
+            "\n".join(
+                [
+                    *_summary(table, costs, replayed),
+                    *(_formulas(table, costs, replayed) if named else []),
+                ]
+            )
+        )
     return 0
 
 
 def _table(arguments: argparse.Namespace, costs: Costs) -> Table:
     name, ranks, microbatches = arguments.name, arguments.ranks, arguments.microbatches
-    if name.endswith((".csv", ".json")) and ranks is None and microbatches is None:
-        return read_table(name)
     options: dict[str, Any] = {"costs": costs} if name == "auto" else {}
     for option in ("max_in_flight", "kept"):
         if getattr(arguments, option) is not None:
@@ -100,12 +107,14 @@ def _table(arguments: argparse.Namespace, costs: Costs) -> Table:
                     f"--{option.replace('_', '-')} is not for {name}", legal="piper schedule auto"
                 )
             options[option] = getattr(arguments, option)
+    found: Any = schedule_function(name)
+    if isinstance(found, str) and is_file(found):
+        found = read_table(found)
+        ranks = found.num_ranks if ranks is None else ranks
+        microbatches = found.num_microbatches if microbatches is None else microbatches
     ranks = 4 if ranks is None else ranks
-    file, colon, function = name.rpartition(":")
-    if colon and file.endswith(".py"):
-        name = getattr(load_file(file, function), function)
     return make_table(
-        name,
+        found,
         num_ranks=ranks,
         num_microbatches=2 * ranks if microbatches is None else microbatches,
         stages_per_rank=arguments.stages_per_rank,
@@ -127,29 +136,36 @@ def _list() -> str:
     )
 
 
-def _summary(table: Table, costs: Costs, replayed: Replay) -> str:
+def _summary(table: Table, costs: Costs, replayed: Replay) -> list[str]:
     place = " in 2 directions" if table.num_directions == 2 else ""
-    lines = [
+    return [
         f"{table.name}: {table.num_ranks} ranks, {table.num_stages} stages{place}, "
         f"{table.num_microbatches} microbatches; costs {costs}",
-        f"makespan  {replayed.makespan:g}, busy {_numbers(replayed.busy)}",
+        f"makespan  {_number(replayed.makespan)}, busy {_numbers(replayed.busy)}",
         f"bubble    {replayed.bubble_of_makespan:.2%} of the makespan (mean idle time of a rank)",
-        f"          {replayed.bubble_of_span:.2%} of the longest span of a rank, {replayed.span:g} "
-        "(bubble rate of the zero-bubble paper)",
+        f"          {replayed.bubble_of_span:.2%} of the longest span of a rank, "
+        f"{_number(replayed.span)} (bubble rate of the zero-bubble paper)",
         f"holds     at most {_numbers(replayed.peak_in_flight)} (microbatches, once per stage)",
     ]
-    if table.name in SCHEDULES:
-        about = describe(table.name)
-        bubble, memory = bubble_formula(table, costs), memory_formula(table)
-        by_replay = replayed.span - sum(replayed.busy) / table.num_ranks
-        value = "none at these numbers" if bubble is None else f"{bubble:g}"
-        lines.append(f"formula   bubble {about.bubble}: {value}; by replay {by_replay:g}")
-        if memory is not None:
-            lines.append(f"          holds {about.memory}: {_numbers(memory)}")
-    return "\n".join(lines) + "\n"
 
 
-def _facts(table: Table, costs: Costs, replayed: Replay) -> dict[str, Any]:
+def _formulas(table: Table, costs: Costs, replayed: Replay) -> list[str]:
+    """What the papers say beside the replay."""
+    about, memory = describe(table.name), memory_formula(table)
+    if memory is None:
+        return []
+    bubble = bubble_formula(table, costs)
+    by_replay = _number(replayed.span - sum(replayed.busy) / table.num_ranks)
+    value = "none at these numbers" if bubble is None else _number(bubble)
+    exact = costs.comm == 0 and costs.F == costs.BI == costs.BW and costs.B is costs.FB is None
+    return [
+        f"formula   bubble {about.bubble}: {value}; by replay {by_replay}"
+        + ("" if exact else " (exact where F = BI = BW and comm = 0)"),
+        f"          holds {about.memory}: {_numbers(memory)}",
+    ]
+
+
+def _facts(table: Table, costs: Costs, replayed: Replay, named: bool) -> dict[str, Any]:
     return {
         "version": VERSION,
         "name": table.name,
@@ -170,11 +186,19 @@ def _facts(table: Table, costs: Costs, replayed: Replay) -> dict[str, Any]:
             "starts": replayed.starts,
             "ends": replayed.ends,
         },
-        "formula": {"bubble": bubble_formula(table, costs), "memory": memory_formula(table)},
+        "formula": {
+            "bubble": bubble_formula(table, costs) if named else None,
+            "memory": memory_formula(table) if named else None,
+        },
     }
 
 
 def _numbers(numbers: list[Any]) -> str:
     """`4 3 2 1`, or one number if all are the same."""
-    shown = [f"{number:g}" for number in numbers]
+    shown = [_number(number) for number in numbers]
     return f"{shown[0]} on every rank" if len(set(shown)) == 1 else " ".join(shown)
+
+
+def _number(number: float) -> str:
+    """Without the noise of sums of times."""
+    return f"{round(number, 9):.10g}"

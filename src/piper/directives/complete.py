@@ -81,7 +81,8 @@ def _check_axes(graph: Graph, node: Chunk, calls: Sequence[Call], call: Call) ->
                 f"nobody owns axis {axis} of {node.name}",
                 call=call,
                 details=[f"{node.name} runs on all ranks of {node.slice}"],
-                legal=f'replicate(where(...), over="{axis}") or shard(where(...), over="{axis}")',
+                legal=f'place(where(...), mesh.at({axis}=...)), replicate(where(...), over="{axis}") '
+                f'or shard(where(...), over="{axis}")',
             )
 
 

@@ -10,6 +10,7 @@ from piper.errors import Call, MeshError, OrderError, did_you_mean
 from piper.ir.graph import Graph, Order
 from piper.ir.select import Selector
 from piper.mesh import Slice
+from piper.schedules.check import check
 from piper.schedules.table import Action, Table
 
 Group = Selector | Sequence[Selector]
@@ -32,7 +33,21 @@ def order(graph: Graph, groups: Sequence[Group], *, origin: int, call: Call) -> 
         >>> print(s.history[-1])
         s.order([where(MB=0, phase='F'), where(MB=1, phase='F')])
     """
+    if isinstance(groups, str):
+        raise OrderError(
+            f"{groups!r} is no list of groups",
+            call=call,
+            requirement=1,
+            legal=f"piper.schedules.schedule({groups!r}, num_ranks=..., num_microbatches=...)",
+        )
     made = tuple((group,) if isinstance(group, Selector) else tuple(group) for group in groups)
+    if not all(isinstance(selector, Selector) for group in made for selector in group):
+        raise OrderError(
+            "a group is made of something else than where(...)",
+            call=call,
+            requirement=1,
+            legal="order([where(...), where(...), ...])",
+        )
     if len(made) < 2 or not all(made):
         raise OrderError(
             f"{len(made)} groups" if len(made) < 2 else "a group is empty",
@@ -79,7 +94,10 @@ def order_table(
             requirement=4,
             legal=f"mesh {graph.mesh}",
         )
+    check(table)
     values = [(value,) for value in graph.tag_values.get(tag, [])] if stages is None else stages
+    if stages is not None:
+        _check_regions(graph, tag, stages, call)
     facts = [
         ("rows", table.num_ranks, sizes[axis], f"ranks on {axis}"),
         ("stages", table.num_stages, len(values), f"stages of {tag}"),
@@ -92,16 +110,16 @@ def order_table(
     ]
     for what, has, wanted, of in facts:
         if has != wanted:
+            legal = f"a table with {wanted} {what}"
+            if what == "microbatches" and not wanted:
+                legal = f's.split(where(), "{microbatch}", {has}) before the order'
+            elif what == "stages":
+                legal += ", or several regions a stage: stages=[[0, 1], [2, 3]]"
             raise OrderError(
                 f"the table {table.name} has {has} {what}, but there are {wanted} {of}",
                 call=call,
                 requirement=4,
-                legal=f"a table with {wanted} {what}"
-                + (
-                    ", or several regions a stage: stages=[[0, 1], [2, 3]]"
-                    if what == "stages"
-                    else ""
-                ),
+                legal=legal,
             )
     _check_supported(table, call)
     made = []
@@ -124,6 +142,19 @@ def order_table(
     return _with(graph, tuple(made))
 
 
+def _check_regions(graph: Graph, tag: str, stages: Sequence[Sequence[int]], call: Call) -> None:
+    lists = all(isinstance(members, list | tuple) for members in stages)
+    named = [region for members in stages for region in members] if lists else []
+    regions = graph.tag_values.get(tag, [])
+    if sorted(named) != sorted(regions):
+        raise OrderError(
+            f"stages={stages} does not have every region of {tag} once",
+            call=call,
+            requirement=4,
+            legal=f"lists of the regions {', '.join(map(str, regions))}",
+        )
+
+
 def _check_supported(table: Table, call: Call) -> None:
     halves = sorted({action.kind for action in table.actions()} - {"F", "B"})
     problem = ""
@@ -136,7 +167,7 @@ def _check_supported(table: Table, call: Call) -> None:
             f"the table {table.name} {problem}, which is not supported yet",
             call=call,
             requirement=4,
-            legal="tables of F and B in one direction",
+            legal="tables of F and B: gpipe, 1f1b, eager_1f1b, looped_bfs, interleaved_1f1b, your own",
         )
 
 

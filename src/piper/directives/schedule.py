@@ -135,7 +135,7 @@ class Schedule:
             table = groups
             self._apply(
                 call,
-                as_code(table) + (f", stages={[list(s) for s in stages]}" if stages else ""),
+                lambda: _show_table(table, axis, tag, microbatch, stages),
                 lambda g: order_table(
                     g,
                     table,
@@ -148,9 +148,11 @@ class Schedule:
                 ),
             )
         else:
-            sequence = list(groups)
-            shown = ", ".join(_show_group(group) for group in sequence)
-            self._apply(call, f"[{shown}]", lambda g: order(g, sequence, origin=origin, call=call))
+            self._apply(
+                call,
+                lambda: f"[{', '.join(map(_show_group, groups))}]",
+                lambda g: order(g, groups, origin=origin, call=call),
+            )
 
     def finish(self) -> Graph:
         """The graph with what the user left open filled in, or the first rule it breaks."""
@@ -164,13 +166,16 @@ class Schedule:
     def _call(self, name: str) -> Call:
         return Call(name, user_source())
 
-    def _apply(self, call: Call, arguments: str, rewrite: Callable[[Graph], Graph]) -> None:
+    def _apply(
+        self, call: Call, arguments: str | Callable[[], str], rewrite: Callable[[Graph], Graph]
+    ) -> None:
         before = self.graph
         self.graph = rewrite(before)
         came = gone = 0
         if self.graph.splits != before.splits:
             came, gone = len(self.graph.nodes), len(before.nodes)
-        self.history.append(Record(call, arguments, added=came, removed=gone))
+        shown = arguments if isinstance(arguments, str) else arguments()
+        self.history.append(Record(call, shown, added=came, removed=gone))
 
 
 for _method, _function in (
@@ -189,6 +194,19 @@ def _show(*args: Any, **kwargs: Any) -> str:
     words = [str(arg) if isinstance(arg, Selector) else repr(arg) for arg in args]
     words += [f"{key}={value!r}" for key, value in kwargs.items() if value is not None]
     return ", ".join(words)
+
+
+def _show_table(
+    table: Table, axis: str, tag: str, microbatch: str, stages: Sequence[Sequence[int]] | None
+) -> str:
+    given = {
+        "axis": None if axis == "pp" else axis,
+        "tag": None if tag == "PP" else tag,
+        "microbatch": None if microbatch == "MB" else microbatch,
+        "stages": [list(members) for members in stages] if stages else None,
+    }
+    more = _show(**given)
+    return f"{as_code(table)}, {more}" if more else as_code(table)
 
 
 def _show_group(group: Group) -> str:

@@ -12,14 +12,16 @@ from piper.schedules.interleaved import interleaved_1f1b, interleaved_zb
 from piper.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from piper.schedules.read import from_rows, parse_csv, parse_json, read_table
 from piper.schedules.replay import Replay, peak_held, replay
+from piper.schedules.svg import draw_svg
 from piper.schedules.table import Action, Cell, Table
+from piper.schedules.text import draw_text
 from piper.schedules.v_shaped import v_half, v_min, zbv
 from piper.schedules.zero_bubble import zb_h1, zb_h2
 
 __all__ = [
-    "SCHEDULES", "Action", "Cell", "Costs", "Replay", "Table", "as_code", "auto", "check", "describe",
-    "dualpipe", "dualpipev", "eager_1f1b", "from_rows", "gpipe", "interleaved_1f1b",
-    "interleaved_zb", "looped_bfs", "one_f_one_b", "parse_costs", "parse_csv", "parse_json",
-    "peak_held", "read_table", "replay", "schedule", "takes_stages_per_rank", "v_half", "v_min",
-    "zb_h1", "zb_h2", "zbv",
+    "SCHEDULES", "Action", "Cell", "Costs", "Replay", "Table", "as_code", "auto", "check",
+    "describe", "draw_svg", "draw_text", "dualpipe", "dualpipev", "eager_1f1b", "from_rows",
+    "gpipe", "interleaved_1f1b", "interleaved_zb", "looped_bfs", "one_f_one_b", "parse_costs",
+    "parse_csv", "parse_json", "peak_held", "read_table", "replay", "schedule",
+    "takes_stages_per_rank", "v_half", "v_min", "zb_h1", "zb_h2", "zbv",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import msgspec
 
 from piper.schedules.costs import Costs
 from piper.schedules.fill import Filled, fill
+from piper.schedules.greedy import greedy
 from piper.schedules.one_f_one_b import one_f_one_b
 from piper.schedules.replay import peak_held, replay
 from piper.schedules.rows import of_kind, one_forward_one_backward
@@ -41,12 +42,13 @@ def auto(
     """
     name = "auto"
     check_sizes(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
+    costs = costs or Costs()
+    costs.check_stages(num_ranks)
     limit = num_ranks if max_in_flight is None else max_in_flight
     if not limit >= 1:
         refuse(name, f"max_in_flight is {limit}", legal="at least 1")
     if not 0 <= kept <= 1:
         refuse(name, f"kept is {kept}", legal="a share from 0 to 1")
-    costs = costs or Costs()
     found = _Search(num_ranks, num_microbatches, costs, limit, kept).best()
     best, span = (
         make_table(name, found.rows, num_stages=num_ranks, num_microbatches=num_microbatches),
@@ -79,7 +81,14 @@ class _Search:
             for warmups in dict.fromkeys(self._warmups())
         ]
         tried.sort(key=lambda found: found[0].span)
-        best = tried[0][0]
+        list_scheduled = greedy(
+            num_ranks=self.num_ranks,
+            num_microbatches=self.num_microbatches,
+            limit=self.limit,
+            kept=self.kept,
+            costs=self.costs,
+        )
+        best = min(tried[0][0], list_scheduled, key=lambda f: f.span)
         for _, warmups in tried[:2]:
             for share, patience in product((0.0, 0.5, 1.0), _PATIENCE):
                 if best.span > goal * (1 + 1e-12):
@@ -101,13 +110,13 @@ class _Search:
 
     def _warmups(self) -> Iterator[tuple[int, ...]]:
         """Forwards before the first backward of each rank, within memory, never fewer than later."""
-        most = min(int(self.limit), self.num_microbatches)
+        most = int(min(self.limit, self.num_microbatches))
         for each, share, rounded in _WARMUPS:
             warmups: list[int] = []
             away = 0.0  # until the first gradient is back
             for rank in reversed(range(self.num_ranks)):
                 later = self.num_ranks - 1 - rank
-                fits = away / self.forward[rank] if self.forward[rank] else later
+                fits = min(away / self.forward[rank], most) if self.forward[rank] else later
                 ahead = 1 + int(each * later + share * fits + rounded + 1e-9)
                 warmups.append(min(max(ahead, warmups[-1] if warmups else 1), most))
                 away += self.forward[rank] + self.inward[rank] + 2 * self.costs.comm

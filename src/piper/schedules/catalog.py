@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from piper.errors import ScheduleError, Source, did_you_mean
+from piper.errors import Call, ScheduleError, Source, did_you_mean, is_users, user_source
 from piper.schedules.auto import auto
 from piper.schedules.check import check
 from piper.schedules.dualpipe import dualpipe, dualpipev
@@ -17,13 +19,14 @@ from piper.schedules.gpipe import gpipe, looped_bfs
 from piper.schedules.interleaved import interleaved_1f1b, interleaved_zb
 from piper.schedules.one_f_one_b import eager_1f1b, one_f_one_b
 from piper.schedules.read import Item, from_rows, read_table
-from piper.schedules.sizes import refuse, schedule_call
+from piper.schedules.sizes import refuse
 from piper.schedules.table import Table
 from piper.schedules.v_shaped import v_half, v_min, zbv
 from piper.schedules.zero_bubble import zb_h1, zb_h2
 
 # A user's own: takes num_ranks and num_microbatches, maybe stages_per_rank; gives rows or a Table.
 Generator = Callable[..., Table | Iterable[str | Iterable[Item]]]
+Schedulable = str | os.PathLike[str] | Table | Generator
 
 SCHEDULES: dict[str, Callable[..., Table]] = {
     "gpipe": gpipe,
@@ -41,6 +44,11 @@ SCHEDULES: dict[str, Callable[..., Table]] = {
     "dualpipev": dualpipev,
     "auto": auto,
 }
+
+_LEGAL = (
+    f"{', '.join(SCHEDULES)}; FILE.csv or FILE.json; in Python also a table or a function that gives "
+    "rows, on the command line FILE.py:FUNCTION"
+)
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -64,14 +72,30 @@ def describe(name: str) -> Description:
     return Description(text.splitlines()[0], *map(line, keys))
 
 
-def takes_stages_per_rank(generator: str | Generator | Table) -> bool:
+def takes_stages_per_rank(schedule: Schedulable) -> bool:
     """Whether the number of stages per rank can be chosen."""
-    function = SCHEDULES.get(generator) if isinstance(generator, str) else generator
-    return callable(function) and "stages_per_rank" in inspect.signature(function).parameters
+    found = SCHEDULES.get(schedule) if isinstance(schedule, str) else schedule
+    return callable(found) and "stages_per_rank" in inspect.signature(found).parameters
+
+
+def is_file(name: str) -> bool:
+    """Whether a name is that of a file with a table."""
+    return name.endswith((".csv", ".json"))
+
+
+def check_known(schedule: Schedulable) -> None:
+    """Raise unless it is a name, a file of a known ending, a function or a table."""
+    if isinstance(schedule, Table | os.PathLike) or callable(schedule):
+        return
+    if not isinstance(schedule, str):
+        refuse(repr(schedule), "it is no schedule", legal=_LEGAL)
+    if schedule not in SCHEDULES and not is_file(schedule):
+        what = f"no schedule is called {schedule!r}{did_you_mean(schedule, list(SCHEDULES))}"
+        refuse(schedule, what, legal=_LEGAL)
 
 
 def schedule(
-    name: str | Generator,
+    name: Schedulable,
     *,
     num_ranks: int,
     num_microbatches: int,
@@ -82,43 +106,66 @@ def schedule(
 
     `stages_per_rank` defaults to what the schedule usually has; `options` go to the generator.
     """
-    if isinstance(name, str) and name.endswith((".csv", ".json")):
-        table = read_table(name)
-    elif isinstance(name, str) and name not in SCHEDULES:
-        raise ScheduleError(
-            f"no schedule is called {name!r}{did_you_mean(name, list(SCHEDULES))}",
-            call=schedule_call(name),
-            legal=f"{', '.join(SCHEDULES)}, FILE.csv or FILE.json",
-        )
-    else:
+    check_known(name)
+    if callable(name) or (isinstance(name, str) and name in SCHEDULES):
         if stages_per_rank is not None and takes_stages_per_rank(name):
             options["stages_per_rank"] = stages_per_rank
-        generator = SCHEDULES[name] if isinstance(name, str) else name
-        made = generator(num_ranks=num_ranks, num_microbatches=num_microbatches, **options)
-        table = made if isinstance(made, Table) else _from_function(generator, made)
-        if not isinstance(name, str):
-            check(table)
-    wanted = {
-        "num_ranks": num_ranks,
-        "num_microbatches": num_microbatches,
-        "stages_per_rank": stages_per_rank or table.stages_per_rank,
-    }
+        sizes = {"num_ranks": num_ranks, "num_microbatches": num_microbatches}
+        if isinstance(name, str):
+            _check_arguments(SCHEDULES[name], name, {**sizes, **options})
+            table = SCHEDULES[name](**sizes, **options)
+        else:
+            table = _from_function(name, {**sizes, **options})
+    elif options:
+        refuse(str(name), f"it takes no {', '.join(options)}", legal="no options for a table")
+    else:
+        table = check(name) if isinstance(name, Table) else read_table(name)
+    wanted = {"num_ranks": num_ranks, "num_microbatches": num_microbatches}
+    if stages_per_rank is not None:
+        wanted["stages_per_rank"] = stages_per_rank
     for what, number in wanted.items():
-        if getattr(table, what) != number:
+        has = getattr(table, what)
+        if has != number:
             refuse(
                 table.name,
-                f"{what} is {number}, but the table has {getattr(table, what)}",
-                legal=f"{what} of {getattr(table, what)}",
+                f"{what} is {number}, but the table has {has}",
+                legal=f"{what} of {has}",
             )
     return table
 
 
-def _from_function(generator: Generator, rows: Iterable[str | Iterable[Item]]) -> Table:
-    made = [row if isinstance(row, str) else list(row) for row in rows]
-    code = getattr(generator, "__code__", None)
-    source = Source(code.co_filename, code.co_firstlineno) if code else None
-    name = getattr(generator, "__name__", "table")
-    return from_rows(made, name=name, sources=[source] * len(made) if source else None)
+def _check_arguments(function: Generator, name: str, arguments: Mapping[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        code = getattr(function, "__code__", None)
+        source = _source(function) if code and is_users(code.co_filename) else user_source()
+        raise ScheduleError(
+            f"it is called with {', '.join(arguments)}: {error}",
+            call=Call(f"schedule {name}", source),
+            legal="def mine(*, num_ranks, num_microbatches): and maybe stages_per_rank",
+        ) from None
+
+
+def _from_function(function: Generator, arguments: Mapping[str, Any]) -> Table:
+    name = getattr(function, "__name__", "table")
+    _check_arguments(function, name, arguments)
+    made = function(**arguments)
+    if isinstance(made, Table):
+        return check(made)
+    source = _source(function)
+    if isinstance(made, Iterable) and not isinstance(made, str):
+        most = arguments["num_ranks"] + 1  # one too many is enough to refuse
+        made = [row if isinstance(row, str) else list(row) for row in islice(made, most)]
+        return from_rows(made, name=name, sources=[source] * len(made) if source else None)
+    raise ScheduleError(
+        f"it gives {made!r}", call=Call(f"schedule {name}", source), legal="rows of actions"
+    )
+
+
+def _source(function: Generator) -> Source | None:
+    code = getattr(function, "__code__", None)
+    return Source(code.co_filename, code.co_firstlineno) if code else None
 
 
 def as_code(table: Table) -> str:

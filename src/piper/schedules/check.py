@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NoReturn
@@ -9,7 +10,7 @@ from typing import NoReturn
 from piper.errors import Call, ScheduleError, Source, user_source
 from piper.schedules.costs import Costs
 from piper.schedules.grid import grid
-from piper.schedules.table import Action, Kind, Table
+from piper.schedules.table import LETTER, Action, Cell, Kind, Table
 from piper.schedules.timing import Progress, inputs, output, run
 
 Sources = Sequence[Source] | None  # the line of each row, for a table from a file
@@ -28,11 +29,37 @@ def check(table: Table, *, sources: Sources = None) -> Table:
            do not need each other.
         4. No ranks wait for each other in a circle.
     """
+    call = Call(f"table {table.name}", sources[0] if sources else user_source())
+    if table.num_directions not in (1, 2):
+        raise ScheduleError(f"{table.num_directions} directions", call=call, legal="1 or 2")
+    for rank, row in enumerate(table.rows):
+        for column, cell in enumerate(row):
+            check_form(cell, call, rank, column)
+    if not table.rows:
+        raise ScheduleError("the table is empty", call=call, legal="one row per rank")
     _check_stages(table, sources)
     _check_complete(table, sources)
     _check_possible(table, sources)
-    check_ends(table, run(table, Costs()), sources=sources)
+    _check_ends(table, run(table, Costs()), sources)
     return table
+
+
+def check_form(cell: Cell, call: Call, rank: int, column: int) -> None:
+    """Raise unless a cell is made of actions with numbers that can be."""
+    actions = cell.actions if isinstance(cell, Cell) else ()
+    numbers = [n for a in actions for n in (a.stage, a.microbatch, a.direction or 0)]
+    if (
+        not actions
+        or any(type(number) is not int or number < 0 for number in numbers)
+        or any(action.kind not in LETTER for action in actions)
+        or (cell.joined == "") != (len(actions) == 1)
+        or cell.joined not in ("", "OVERLAP_F_B", "FUSED")
+    ):
+        raise ScheduleError(
+            f"rank {rank}, cell {column} is no action and no group of actions: {cell!r}",
+            call=call,
+            legal='Cell((Action(0, "F", 0),)), with OVERLAP_F_B or FUSED for several',
+        )
 
 
 def _check_stages(table: Table, sources: Sources) -> None:
@@ -40,13 +67,20 @@ def _check_stages(table: Table, sources: Sources) -> None:
         if not row:
             what, marks = f"incomplete: rank {rank} runs nothing", {(rank, 0): "nothing"}
             _refuse(table, sources, what, 1, marks, "at least one stage a rank")
-    homes: dict[tuple[int | None, int], int] = {}
+    counts: dict[tuple[int | None, int], Counter[int]] = {}
+    for rank, _, action in _placed(table):
+        counts.setdefault((action.direction, action.stage), Counter())[rank] += 1
+    homes = {stage: ranks.most_common(1)[0][0] for stage, ranks in counts.items()}
     for rank, column, action in _placed(table):
+        if action.direction not in _directions(table):
+            what = f"impossible: {action} in a table of {table.num_directions} directions"
+            marks = {(rank, column): "wrong direction"}
+            _refuse(table, sources, what, 1, marks, "d0: and d1: where there are two directions")
         if action.stage >= table.num_stages:
             what = f"impossible: {action}, but there are {table.num_stages} stages"
             marks = {(rank, column): "no such stage"}
             _refuse(table, sources, what, 1, marks, f"stages 0 to {table.num_stages - 1}")
-        home = homes.setdefault((action.direction, action.stage), rank)
+        home = homes[action.direction, action.stage]
         if home != rank:
             what = f"impossible: {action} is on rank {rank}, but rank {home} runs its stage"
             _refuse(
@@ -111,7 +145,7 @@ def _check_possible(table: Table, sources: Sources) -> None:
             if pair and sorted(a.kind for a in cell.actions) not in (["B", "F"], ["BI", "F"]):
                 what = f"impossible: {cell} is not one forward and one backward"
                 marks = {(rank, column): "not a pair"}
-                _refuse(table, sources, what, 3, marks, "(0F1;3B0)OVERLAP_F_B")
+                _refuse(table, sources, what, 3, marks, "one F with one B or I in OVERLAP_F_B")
             for index, action in enumerate(cell.actions):
                 for needed in inputs(action, table.num_stages):
                     home, at, within, name = places[needed]
@@ -123,7 +157,7 @@ def _check_possible(table: Table, sources: Sources) -> None:
                     _refuse(table, sources, what, 3, marks, f"{action} after {name}")
 
 
-def check_ends(table: Table, progress: Progress, *, sources: Sources = None) -> None:
+def _check_ends(table: Table, progress: Progress, sources: Sources) -> None:
     """Raise with a circle of waits if a replay came to a stop before its end."""
     if not progress.waits:
         return

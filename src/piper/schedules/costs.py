@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -31,10 +30,27 @@ class Costs(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            numbers = value if isinstance(value, tuple) else (value,)
-            if value is not None and not all(math.isfinite(n) and n >= 0 for n in numbers):
+            if isinstance(value, list):
+                value = tuple(value)
+                msgspec.structs.force_setattr(self, name, value)
+            per_stage = isinstance(value, tuple) and name not in ("FB", "comm")
+            numbers = value if per_stage else (value,)
+            if value is None and name in ("B", "FB"):
+                continue
+            if not numbers or not all(map(_is_time, numbers)):
+                one = "a number" if name in ("FB", "comm") else "a number, or one per stage,"
                 raise ScheduleError(
-                    f"cost {name}={value} is no time", legal="numbers of at least 0"
+                    f"cost {name}={value} is no time", legal=f"{one} of 0 or from 1e-99 to 1e99"
+                )
+
+    def check_stages(self, num_stages: int) -> None:
+        """Raise unless there is one cost for all stages, or one for each."""
+        for name in ("F", "BI", "BW", "B"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != num_stages:
+                raise ScheduleError(
+                    f"cost {name} has {len(value)} numbers, but there are {num_stages} stages",
+                    legal=f"one number, or {num_stages}",
                 )
 
     def of(self, action: Action) -> float:
@@ -60,13 +76,13 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 def _at(cost: Cost, stage: int) -> float:
-    if isinstance(cost, tuple):
-        if stage >= len(cost):
-            raise ScheduleError(
-                f"stage {stage} has no cost: there are {len(cost)}", legal="one per stage"
-            )
-        return cost[stage]
-    return cost
+    return cost[stage] if isinstance(cost, tuple) else cost
+
+
+def _is_time(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return number == 0 or 1e-99 <= number <= 1e99
 
 
 def parse_costs(text: str) -> Costs:

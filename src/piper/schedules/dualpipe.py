@@ -58,10 +58,12 @@ def dualpipe(*, num_ranks: int, num_microbatches: int) -> Table:
 def dualpipev(*, num_ranks: int, num_microbatches: int) -> Table:
     """DualPipe cut in half: the second direction is the way up of a V.
 
+    DeepSeek's formulas count the 2PP stages.
+
     Placement: vee
-    Bubble: (PP/2-1)(F&B+B-3BW), where PP counts stages
-    Memory: PP+1
-    Requires: M at least twice the ranks
+    Bubble: (PP-1)(F&B+B-3BW)
+    Memory: 2PP+1
+    Requires: M at least 2PP
     """
     name = "dualpipev"
     check_sizes(name, num_ranks=num_ranks, num_microbatches=num_microbatches)

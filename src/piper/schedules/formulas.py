@@ -36,7 +36,7 @@ def _classic(x: Sizes) -> float:
 
 
 def _halved(x: Sizes) -> float:
-    return (x.PP - 1) * (x.F + x.B - 2 * x.BW)
+    return (x.PP - 1) * (x.F + x.BI - x.BW)  # B is BI + BW
 
 
 def _dual(x: Sizes) -> float:
@@ -59,7 +59,7 @@ _BUBBLE: dict[str, Bubble] = {
     "looped_bfs": _from(lambda x: x.PP, _classic),
     "interleaved_1f1b": _classic,
     "zb_h1": _from(lambda x: x.PP, _halved),
-    "zb_h2": _from(lambda x: 2 * x.PP - 1, lambda x: (x.PP - 1) * (x.F + x.B - 3 * x.BW)),
+    "zb_h2": _from(lambda x: 2 * x.PP - 1, lambda x: (x.PP - 1) * (x.F + x.BI - 2 * x.BW)),
     "interleaved_zb": _halved,
     "zbv": _from(lambda x: 2 * x.PP, _at_equal_costs(lambda x: 0)),
     "v_half": _from(

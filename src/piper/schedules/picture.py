@@ -21,8 +21,8 @@ class Style(msgspec.Struct, frozen=True):
 STYLES = {
     "F": Style("forward", "#7da7f0", 111),
     "B": Style("backward", "#f5a54a", 215),
-    "BI": Style("its input half", "#4fc4c0", 80),
-    "BW": Style("its weight half", "#86c56b", 114),
+    "BI": Style("input half of a backward", "#4fc4c0", 80),
+    "BW": Style("weight half of a backward", "#86c56b", 114),
     "F&B": Style("a forward and a backward side by side", "#b491de", 141),
 }
 
@@ -59,7 +59,7 @@ def _style(cell: Cell) -> Style:
 
 
 def ticks(end: float, *, about: int) -> list[float]:
-    """At most `about` round times from 0 to the end."""
+    """About so many round times from 0 to the end."""
     if end <= 0:
         return [0.0]
     step, factor = 10.0**-9, 0

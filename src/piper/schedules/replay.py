@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from piper.schedules.check import check_ends
+from piper.schedules.check import check
 from piper.schedules.costs import Costs, mean
 from piper.schedules.table import Table
 from piper.schedules.timing import run
@@ -47,8 +47,10 @@ class Replay(msgspec.Struct, frozen=True):
 def replay(table: Table, costs: Costs | None = None) -> Replay:
     """Run the table with the given costs (F = BI = BW = 1), each cell as soon as it can."""
     costs = costs or Costs()
+    costs.check_stages(table.num_stages)
     progress = run(table, costs)
-    check_ends(table, progress)
+    if progress.waits or not all(table.rows):
+        check(table)  # says why it does not end
     return Replay(
         progress.starts,
         progress.ends,
@@ -65,15 +67,17 @@ def peak_in_flight(table: Table) -> list[int]:
 def peak_held(table: Table, *, kept: float = 1.0) -> list[float]:
     """The most a rank holds, where a microbatch counts 1 from F to BI and `kept` from BI to BW.
 
-    In a cell the forwards are counted before what its backwards release.
+    In an overlapped pair the forward is counted before its backward releases.
     """
     released = {"F": 0.0, "B": 1.0, "BI": 1 - kept, "BW": kept}
     peaks = []
     for row in table.rows:
         held = peak = 0.0
         for cell in row:
-            held += sum(action.kind == "F" for action in cell.actions)
-            peak = max(peak, held)
-            held -= sum(released[action.kind] for action in cell.actions)
+            forwards_first = sorted(cell.actions, key=lambda action: action.kind != "F")
+            for action in forwards_first if cell.joined == "OVERLAP_F_B" else cell.actions:
+                held += action.kind == "F"
+                peak = max(peak, held)
+                held -= released[action.kind]
         peaks.append(peak)
     return peaks

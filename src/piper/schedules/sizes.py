@@ -19,8 +19,8 @@ def refuse(name: str, message: str, *, legal: str) -> NoReturn:
 def check_sizes(name: str, **sizes: int) -> None:
     """Raise unless every size is a whole number of at least 1."""
     for what, size in sizes.items():
-        if not isinstance(size, int) or size < 1:
-            refuse(name, f"{what} is {size!r}", legal=f"{what} of at least 1")
+        if type(size) is not int or size < 1:
+            refuse(name, f"{what} is {size!r}", legal=f"{what}: a whole number (int) of at least 1")
 
 
 def check_rounds(name: str, num_ranks: int, num_microbatches: int) -> None:

@@ -61,6 +61,7 @@ class Table(msgspec.Struct, frozen=True):
 
     @property
     def stages_per_rank(self) -> int:
+        """On average, rounded down: a user's table may give ranks different numbers of stages."""
         return self.num_stages * self.num_directions // self.num_ranks
 
     def actions(self) -> Iterator[Action]:
@@ -76,6 +77,11 @@ class Table(msgspec.Struct, frozen=True):
                 for action in cell.actions:
                     found[action.direction or 0].setdefault(action.stage, rank)
         return found
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.num_stages} stages, {self.num_microbatches} microbatches"
+        rows = [f"rank {rank} | {' '.join(map(str, row))}" for rank, row in enumerate(self.rows)]
+        return "\n".join([head, *rows])
 
     def as_csv(self) -> str:
         return "\n".join(",".join(map(str, row)) for row in self.rows) + "\n"

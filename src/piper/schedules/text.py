@@ -6,7 +6,7 @@ from piper.schedules.picture import Bar, Style, bars, styles_of, ticks
 from piper.schedules.replay import Replay
 from piper.schedules.table import Table
 
-_WIDEST = 2_000  # characters for the whole time, before labels are cut
+_WIDEST = 20_000  # characters for the whole time, before labels are left out
 
 
 def draw_text(table: Table, replay: Replay, *, width: int = 100, color: bool = False) -> str:
@@ -17,10 +17,13 @@ def draw_text(table: Table, replay: Replay, *, width: int = 100, color: bool = F
     lines: list[list[tuple[str, Style | None]]] = [
         [(" ", None)] * total for _ in range(table.num_ranks)
     ]
+    unlabelled = 0
     for bar in found:
         left, right = round(bar.start * scale), round(bar.end * scale)
-        room = max(right - left - 1, 0)  # the last column separates
-        text = bar.label[:room].ljust(room, " " if color else "-")
+        room = min(max(right - left - 1, 1), total - left)  # the last column separates
+        fits = len(bar.label) <= room
+        unlabelled += not fits
+        text = (bar.label if fits else "#" * room).ljust(room, " " if color else "-")
         lines[bar.rank][left : left + room] = [(char, bar.style) for char in text]
     head = len(f"rank {table.num_ranks - 1} ")
     band = max(width - head, 20)
@@ -32,6 +35,10 @@ def draw_text(table: Table, replay: Replay, *, width: int = 100, color: bool = F
             row = f"rank {rank}".ljust(head) + _colored(line[left : left + band], color)
             shown.append(row.rstrip())
         shown.append("")
+    if unlabelled:
+        shown.append(
+            f"{unlabelled} of {len(found)} labels do not fit (#); csv, json and svg have all"
+        )
     if color:
         shown.append("  ".join(_paint(f" {s.meaning} ", s) for s in styles_of(table)))
     return "\n".join(shown).rstrip() + "\n"

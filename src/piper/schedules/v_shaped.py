@@ -55,7 +55,7 @@ def _zbv_row(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
 
 
 def v_half(*, num_ranks: int, num_microbatches: int) -> Table:
-    """A block with half the lifespan of ZBV's: half the memory of 1F1B, and half its bubble.
+    """A block with half the lifespan of ZBV's: on many ranks half of the memory of 1F1B.
 
     Placement: vee
     Bubble: 3PP-5 times F where F = BI = BW (5 on 4 ranks), from M = PP
@@ -68,7 +68,7 @@ def v_half(*, num_ranks: int, num_microbatches: int) -> Table:
 
 
 def v_min(*, num_ranks: int, num_microbatches: int) -> Table:
-    """A block as tight as it can be: a third of the memory of 1F1B, and two thirds of its bubble.
+    """The tightest block: on many ranks a third of the memory of 1F1B.
 
     Placement: vee
     Bubble: 4PP-5 times F where F = BI = BW

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from piper.directives.schedule import Schedule
@@ -9,7 +10,8 @@ from piper.errors import MeshError, ScheduleError
 from piper.ir.select import Selector, where
 from piper.schedules import schedule as make_table
 from piper.schedules import takes_stages_per_rank
-from piper.schedules.catalog import Generator
+from piper.schedules.catalog import Schedulable, check_known, is_file
+from piper.schedules.read import read_table
 from piper.schedules.table import Table
 
 
@@ -18,8 +20,8 @@ def parallel(
     pp: int = 1,
     dp: int = 1,
     ep: int = 1,
-    schedule: str | Table | Generator = "1f1b",
-    microbatches: int = 1,
+    schedule: Schedulable = "1f1b",
+    microbatches: int | None = None,
     stage_tag: str = "PP",
     expert_tag: str = "EP",
 ) -> Callable[[Schedule], None]:
@@ -28,10 +30,17 @@ def parallel(
     World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
     everything else is copied over all data ranks. Tagged regions are shared out evenly
     over the stages of the schedule: a name, a .csv or .json file, a table, or a function that
-    gives rows (see `piper.schedules`).
+    gives rows (see `piper.schedules`). There are as many microbatches as a file or table has, else 1.
     """
     if ep < 1 or dp % ep:
         raise MeshError(f"ep={ep} does not divide dp={dp}", legal="ep that divides dp")
+    check_known(schedule)
+    if isinstance(schedule, os.PathLike) or (isinstance(schedule, str) and is_file(schedule)):
+        schedule = read_table(schedule)
+    if microbatches is None:
+        microbatches = schedule.num_microbatches if isinstance(schedule, Table) else 1
+    if pp == 1 and not isinstance(schedule, str):  # a name says nothing about one rank
+        make_table(schedule, num_ranks=1, num_microbatches=microbatches)
 
     def strategy(s: Schedule) -> None:
         mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep)
@@ -41,11 +50,6 @@ def parallel(
             raise ScheduleError(
                 f"pp={pp}, but no region has the tag {stage_tag}",
                 legal=f'annotate("{stage_tag}") in the model, or piper.tag(model, {stage_tag}=[...])',
-            )
-        if pp > 1 and len(regions) % pp:
-            raise ScheduleError(
-                f"{len(regions)} stages do not divide over {pp} pipeline ranks",
-                legal=f'tag a multiple of {pp} regions with annotate("{stage_tag}")',
             )
         if ep > 1 and not experts:
             raise MeshError(
@@ -83,12 +87,8 @@ def parallel(
     return strategy
 
 
-def _table(
-    schedule: str | Table | Generator, num_ranks: int, num_microbatches: int, num_regions: int
-) -> Table:
+def _table(schedule: Schedulable, num_ranks: int, num_microbatches: int, num_regions: int) -> Table:
     """The schedule's table; one with several stages a rank takes as many as the model has."""
-    if isinstance(schedule, Table):
-        return schedule
     per_rank = num_regions // num_ranks
     chosen = takes_stages_per_rank(schedule) and per_rank > 1
     return make_table(
