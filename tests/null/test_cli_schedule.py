@@ -54,7 +54,7 @@ def test_the_formula_stands_beside_the_replay_at_other_costs(capsys: Capture) ->
     )  # fmt: skip
     assert "F&B=2.5" in printed
     # (4 - 1) (2.5 + 2.0 - 3 * 0.8)
-    found = re.search(r"bubble \(PP-1\)\(F&B\+B-3BW\): 6.3; by replay (\S+) \(exact where", printed)
+    found = re.search(r"bubble \(PP-1\)\(F&B\+B-3BW\): 6.3; by replay (\S+) \(exact at", printed)
     assert found and float(found[1]) > 6.3
 
 

@@ -1,5 +1,6 @@
 """Replay: times by hand, costs of every kind, both shares of bubble."""
 
+import numpy as np
 import pytest
 
 from piper.errors import ScheduleError
@@ -105,6 +106,10 @@ def test_bad_costs_are_refused(text: str, message: str) -> None:
         parse_costs(text)
 
 
+def test_costs_may_be_numbers_of_any_library() -> None:
+    assert replay(from_rows(TWO), Costs(F=np.float32(0.5))).busy == [5, 5]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "costs",
     [
@@ -113,6 +118,7 @@ def test_bad_costs_are_refused(text: str, message: str) -> None:
         {"F": (1, None)},
         {"F": True},
         {"comm": (1, 2)},
+        {"F": 10**400},
         {"FB": (1,)},
         {"F": ()},
     ],

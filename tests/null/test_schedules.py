@@ -24,7 +24,7 @@ from piper.schedules.formulas import bubble_formula, memory_formula
 HERE = Path(__file__).parent / "conformance"
 UNIT = json.loads((HERE / "replay_unit_costs.json").read_text())
 PAPER = json.loads((HERE / "zero_bubble_paper.json").read_text())["rows"]
-# Equal action for action; the first entry of five of them has at least two sources that agree.
+# Equal action for action; of the first five there are two sources or more, and they agree.
 PUBLISHED = {
     "gpipe": ["torch_GPipe", "jaxpp_gpipe"],
     "1f1b": ["deepspeed_1f1b", "sailsg_1f1b", "jaxpp_std1f1b"],

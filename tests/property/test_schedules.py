@@ -25,6 +25,7 @@ from piper.schedules import (
     schedule,
     takes_stages_per_rank,
     zb_h1,
+    zb_h2,
 )
 from piper.schedules.fill import fill
 from piper.schedules.table import make_table
@@ -80,7 +81,7 @@ def test_auto_keeps_to_its_memory_and_is_no_longer_than_what_needs_no_search(
     sizes = {"num_ranks": ranks, "num_microbatches": microbatches}
     table = check(auto(**sizes, costs=costs, max_in_flight=limit, kept=kept))  # type: ignore[arg-type]
     assert max(peak_held(table, kept=kept)) <= limit + 1e-9
-    for other in (one_f_one_b(**sizes), zb_h1(**sizes)):
+    for other in (one_f_one_b(**sizes), zb_h1(**sizes), zb_h2(**sizes)):
         if max(peak_held(other, kept=kept)) <= limit:
             assert replay(table, costs).span <= replay(other, costs).span + 1e-9
 

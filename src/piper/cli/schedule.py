@@ -86,14 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         width = shutil.get_terminal_size((100, 24)).columns
         print(draw_text(table, replayed, width=width, color=color))
-        print(
-            "\n".join(
-                [
-                    *_summary(table, costs, replayed),
-                    *(_formulas(table, costs, replayed) if named else []),
-                ]
-            )
-        )
+        formulas = _formulas(table, costs, replayed) if named else []
+        print("\n".join([*_summary(table, costs, replayed), *formulas]))
     return 0
 
 
@@ -160,7 +154,7 @@ def _formulas(table: Table, costs: Costs, replayed: Replay) -> list[str]:
     exact = costs.comm == 0 and costs.F == costs.BI == costs.BW and costs.B is costs.FB is None
     return [
         f"formula   bubble {about.bubble}: {value}; by replay {by_replay}"
-        + ("" if exact else " (exact where F = BI = BW and comm = 0)"),
+        + ("" if exact else " (exact at equal F, BI and BW, their sums for B and F&B, and comm=0)"),
         f"          holds {about.memory}: {_numbers(memory)}",
     ]
 
@@ -173,7 +167,7 @@ def _facts(table: Table, costs: Costs, replayed: Replay, named: bool) -> dict[st
         "num_stages": table.num_stages,
         "num_microbatches": table.num_microbatches,
         "num_directions": table.num_directions,
-        "placement": [[at[stage] for stage in sorted(at)] for at in table.placement()],
+        "placement": [list(ranks.values()) for ranks in table.placement()],
         "rows": [[str(cell) for cell in row] for row in table.rows],
         "costs": msgspec.to_builtins(costs),
         "replay": {

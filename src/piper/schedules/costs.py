@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from numbers import Real
 
 import msgspec
 
@@ -30,18 +30,16 @@ class Costs(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, list):
-                value = tuple(value)
-                msgspec.structs.force_setattr(self, name, value)
-            per_stage = isinstance(value, tuple) and name not in ("FB", "comm")
-            numbers = value if per_stage else (value,)
             if value is None and name in ("B", "FB"):
                 continue
-            if not numbers or not all(map(_is_time, numbers)):
-                one = "a number" if name in ("FB", "comm") else "a number, or one per stage,"
+            per_stage = isinstance(value, list | tuple) and name not in ("FB", "comm")
+            times = tuple(map(_time, value if per_stage else [value]))
+            if not times or None in times:
+                one = "a number, or one per stage," if name not in ("FB", "comm") else "a number"
                 raise ScheduleError(
                     f"cost {name}={value} is no time", legal=f"{one} of 0 or from 1e-99 to 1e99"
                 )
+            msgspec.structs.force_setattr(self, name, times if per_stage else times[0])
 
     def check_stages(self, num_stages: int) -> None:
         """Raise unless there is one cost for all stages, or one for each."""
@@ -79,10 +77,15 @@ def _at(cost: Cost, stage: int) -> float:
     return cost[stage] if isinstance(cost, tuple) else cost
 
 
-def _is_time(number: object) -> bool:
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return False
-    return number == 0 or 1e-99 <= number <= 1e99
+def _time(number: object) -> float | None:
+    """A number of any library as a float, if it can be a time."""
+    if isinstance(number, bool) or not isinstance(number, Real):
+        return None
+    try:
+        time = float(number)
+    except OverflowError:
+        return None
+    return time if time == 0 or 1e-99 <= time <= 1e99 else None
 
 
 def parse_costs(text: str) -> Costs:
@@ -104,7 +107,3 @@ def parse_costs(text: str) -> Costs:
             raise ScheduleError(f"cost {name.strip()} is one number for all stages", legal=legal)
         given[key] = numbers[0] if len(numbers) == 1 else numbers
     return Costs(**given)  # type: ignore[arg-type]
-
-
-def mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers)

@@ -86,11 +86,12 @@ def parse_json(text: str, *, name: str, file: str | None = None) -> Table:
         call = Call(f"table {name}", Source(path, line) if path else user_source())
         raise ScheduleError(f"not a table in JSON: {error}", call=call, legal=legal) from None
     form = found if isinstance(found, _Form) else _Form(found)
-    sources = [Source(path, line) for line in _lines_of_rows(text)] if path else None
+    lines = _lines_of_rows(text, len(form.rows))
+    sources = [Source(path, line) for line in lines] if path else None
     table = from_rows(form.rows, name=form.name or name, sources=sources)
     found_in_rows = {
         **{what: getattr(table, what) for what in _NUMBERS},
-        "placement": [[at[stage] for stage in sorted(at)] for at in table.placement()],
+        "placement": [list(ranks.values()) for ranks in table.placement()],
     }
     for what, value in found_in_rows.items():
         if getattr(form, what) not in (None, value):
@@ -101,7 +102,7 @@ def parse_json(text: str, *, name: str, file: str | None = None) -> Table:
     return table
 
 
-def _lines_of_rows(text: str) -> list[int]:
+def _lines_of_rows(text: str, num_rows: int) -> list[int]:
     """The line on which each row of a JSON table begins; `text` is known to be one."""
     key = re.search(r'"rows"\s*:', text) if text.lstrip().startswith("{") else None
     at = text.index("[", key.end() if key else 0) + 1
@@ -109,7 +110,7 @@ def _lines_of_rows(text: str) -> list[int]:
     while (row := re.compile(r"[\s,]*(?=\[)").match(text, at)) is not None:
         lines.append(text.count("\n", 0, row.end()) + 1)
         _, at = decoder.raw_decode(text, row.end())
-    return lines
+    return lines if len(lines) == num_rows else [1] * num_rows  # another "rows" came first
 
 
 def from_rows(
@@ -122,10 +123,12 @@ def from_rows(
 
     There are as many stages as the highest one named, and as many microbatches as most stages run.
     """
+    call = Call(f"table {name}", sources[0] if sources else user_source())
     if not name.isprintable() or not name:
-        raise ScheduleError(f"{name!r} is no name for a table", legal="printable characters")
+        call = Call("table", call.source)
+        raise ScheduleError(f"{name!r} is no name", call=call, legal="printable characters")
     cells: list[tuple[Cell, ...]] = []
-    for rank, row in enumerate(_iterable(rows, Call(f"table {name}", user_source()), "the table")):
+    for rank, row in enumerate(_iterable(rows, call, "the table")):
         call = Call(f"table {name}", sources[rank] if sources else user_source())
         items = row.split(",") if isinstance(row, str) else _iterable(row, call, f"row {rank}")
         read = (_cell(item, call, rank, index) for index, item in enumerate(items))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from piper.schedules.check import check
-from piper.schedules.costs import Costs, mean
+from piper.schedules.costs import Costs
 from piper.schedules.table import Table
 from piper.schedules.timing import run
 
@@ -36,12 +36,16 @@ class Replay(msgspec.Struct, frozen=True):
     @property
     def bubble_of_makespan(self) -> float:
         """The share of the makespan in which ranks wait, on average."""
-        return 1 - mean(self.busy) / self.makespan if self.makespan else 0.0
+        return 1 - self._mean_busy / self.makespan if self.makespan else 0.0
 
     @property
     def bubble_of_span(self) -> float:
         """The share of the span that is not work: the bubble rate of the zero-bubble paper."""
-        return 1 - mean(self.busy) / self.span if self.span else 0.0
+        return 1 - self._mean_busy / self.span if self.span else 0.0
+
+    @property
+    def _mean_busy(self) -> float:
+        return sum(self.busy) / len(self.busy)
 
 
 def replay(table: Table, costs: Costs | None = None) -> Replay:

@@ -70,13 +70,13 @@ class Table(msgspec.Struct, frozen=True):
                 yield from cell.actions
 
     def placement(self) -> list[dict[int, int]]:
-        """For each direction the rank of each stage."""
+        """For each direction the rank of each stage, by stage."""
         found: list[dict[int, int]] = [{} for _ in range(self.num_directions)]
         for rank, row in enumerate(self.rows):
             for cell in row:
                 for action in cell.actions:
                     found[action.direction or 0].setdefault(action.stage, rank)
-        return found
+        return [dict(sorted(ranks.items())) for ranks in found]
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.num_stages} stages, {self.num_microbatches} microbatches"
