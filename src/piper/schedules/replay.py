@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from piper.schedules.check import check
 from piper.schedules.costs import Costs
-from piper.schedules.table import Table
+from piper.schedules.table import Action, Table
 from piper.schedules.timing import run
 
 
@@ -78,8 +80,10 @@ def peak_held(table: Table, *, kept: float = 1.0) -> list[float]:
     for row in table.rows:
         held = peak = 0.0
         for cell in row:
-            forwards_first = sorted(cell.actions, key=lambda action: action.kind != "F")
-            for action in forwards_first if cell.joined == "OVERLAP_F_B" else cell.actions:
+            actions: Sequence[Action] = cell.actions
+            if cell.joined == "OVERLAP_F_B":
+                actions = sorted(actions, key=lambda action: action.kind != "F")
+            for action in actions:
                 held += action.kind == "F"
                 peak = max(peak, held)
                 held -= released[action.kind]
