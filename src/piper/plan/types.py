@@ -13,19 +13,41 @@ from piper.ir.history import Record
 from piper.ir.serial import decode_versioned
 from piper.mesh import Group, Mesh, Slice
 
-VERSION = 1
+VERSION = 2
 
-TaskKind = Literal["run", "send", "recv", "all_reduce", "all_to_all", "read", "add", "update"]
-SlotKind = Literal["param", "buffer", "grad", "sum", "constant", "batch", "temp", "host"]
+TaskKind = Literal[
+    "run", "send", "recv", "all_reduce", "all_to_all", "reduce_scatter", "all_gather",
+    "read", "add", "norm", "update", "settle",
+]  # fmt: skip
+SlotKind = Literal[
+    "param",
+    "flat",
+    "shard",
+    "gathered",
+    "buffer",
+    "grad",
+    "sum",
+    "constant",
+    "batch",
+    "temp",
+    "host",
+]
+Memory = Literal["parameters", "gradients", "saved", "gathered", "buffers"]
+PERSISTENT = ("param", "flat", "shard", "buffer", "constant", "grad")  # live from step to step
 
 
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place for one tensor on each rank of a class.
 
     `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0 along
-    `split_over`; `grad` sums that parameter's gradient and stays; `sum` is added into within a step;
-    `batch` is leaf `source` of the rank's microbatch; `constant` holds the number `source`; the rest are
-    written and freed within a step.
+    `split_over`. `flat` holds all parameters of a bucket, `shard` the rank's part of one along the
+    bucket's axes, `gathered` a bucket for as long as it is used; `grad` sums the gradients of a bucket,
+    whole or the rank's part, and stays. `sum` is added into within a step; `batch` is leaf `source` of the
+    rank's microbatch; `constant` holds the number `source`; the rest are written and freed within a step.
+
+    With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or, for
+    a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many microbatches
+    in a row may share a gathered bucket, and `ahead` how many chunks before the first it may start.
     """
 
     name: str
@@ -36,12 +58,22 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     microbatch: int = 0
     split_over: tuple[str, ...] = ()
     bound: int | None = None
+    base: int = -1
+    offset: int = 0
+    bucket: int = -1
+    memory: Memory = "buffers"
+    uses: int = 0
+    ahead: int = 0
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     """One step of a rank: on `stream`, after the tasks in `waits`, and then `frees` slots.
 
-    `first[i]` says that `add` starts the sum `writes[i]` instead of adding to it.
+    `add`: `first[i]` says that read i starts its sum instead of adding to it; `offsets[i]` where it lies
+    in a bucket's sum; `zeros` that what no read covers starts as zeros. `update` steps a bucket's parameters
+    by its gradient, divided by `count` or by the slot read after it; with `clip` the last read is the sum
+    of all squared gradients. `norm` sums squares, read i times `weights[i]`. A `late` update keeps what it
+    overwrote until `settle` has seen the norm.
     """
 
     kind: TaskKind
@@ -56,8 +88,35 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str = ""
     reverse: bool = False
     first: tuple[bool, ...] = ()
+    offsets: tuple[int, ...] = ()
+    zeros: bool = False
+    bucket: int = -1
     count: float | None = None
+    clip: float | None = None
+    late: bool = False
+    weights: tuple[float, ...] = ()
+    phase: str = ""
     origin: int = -1
+
+
+class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Parameters that are reduced, updated and gathered together, laid out in one flat tensor.
+
+    `offsets` are in elements; `size` is padded to a multiple of the number of ranks along `over`, the
+    axes along which it is cut into shards. It lives on `slices`; along `copies` each rank has the same.
+    """
+
+    name: str
+    params: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    size: int
+    dtype: str
+    zero: int
+    slices: tuple[Slice, ...]
+    over: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+    split_over: tuple[str, ...] = ()
 
 
 class RankClass(msgspec.Struct, frozen=True):
@@ -67,6 +126,7 @@ class RankClass(msgspec.Struct, frozen=True):
     slots: tuple[Slot, ...]
     tasks: tuple[Task, ...]
     results: dict[str, int]
+    overlaps: tuple[tuple[int, ...], ...] = ()
 
 
 class ModelTensor(msgspec.Struct, frozen=True):
@@ -79,6 +139,7 @@ class ModelTensor(msgspec.Struct, frozen=True):
     dtype: str
     init: str
     keys: tuple[str, ...]
+    trainable: bool = True  # whether a gradient of the loss reaches it
 
 
 class BatchLeaf(msgspec.Struct, frozen=True):
@@ -111,6 +172,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int
     device: str
     bodies: tuple[str, ...]
+    buckets: tuple[Bucket, ...] = ()
     history: tuple[Record, ...] = ()
     version: int = VERSION
 
