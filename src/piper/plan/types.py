@@ -39,15 +39,17 @@ PERSISTENT = ("param", "flat", "shard", "buffer", "constant", "grad")  # live fr
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place for one tensor on each rank of a class.
 
-    `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0 along
-    `split_over`. `flat` holds all parameters of a bucket, `shard` the rank's part of one along the
-    bucket's axes, `gathered` a bucket for as long as it is used; `grad` sums the gradients of a bucket,
-    whole or the rank's part, and stays. `sum` is added into within a step; `batch` is leaf `source` of the
-    rank's microbatch; `constant` holds the number `source`; the rest are written and freed within a step.
+    `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0
+    along `split_over`. `flat` holds all parameters of a bucket, `shard` the rank's part of one along
+    the bucket's axes, `gathered` a bucket for as long as it is used; `grad` sums the gradients of a
+    bucket, whole or the rank's part, and stays. `sum` is added into within a step; `batch` is leaf
+    `source` of the rank's microbatch; `constant` holds the number `source`; the rest are written and
+    freed within a step.
 
-    With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or, for
-    a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many microbatches
-    in a row may share a gathered bucket, and `ahead` how many chunks before the first it may start.
+    With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
+    for a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many
+    microbatches in a row may share a gathered bucket, and `ahead` how many chunks before the first
+    it may start.
     """
 
     name: str
@@ -69,11 +71,11 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     """One step of a rank: on `stream`, after the tasks in `waits`, and then `frees` slots.
 
-    `add`: `first[i]` says that read i starts its sum instead of adding to it; `offsets[i]` where it lies
-    in a bucket's sum; `zeros` that what no read covers starts as zeros. `update` steps a bucket's parameters
-    by its gradient, divided by `count` or by the slot read after it; with `clip` the last read is the sum
-    of all squared gradients. `norm` sums squares, read i times `weights[i]`. A `late` update keeps what it
-    overwrote until `settle` has seen the norm.
+    `add`: `first[i]` says that read i starts its sum instead of adding to it; `offsets[i]` where it
+    lies in a bucket's sum; `zeros` that what no read covers starts as zeros. `update` steps a bucket's
+    parameters by its gradient, divided by `count` or by the slot read after it; with `clip` the last
+    read is the sum of all squared gradients. `norm` sums squares, read i times `weights[i]`. A `late`
+    update keeps what it overwrote until `settle` has seen the norm.
     """
 
     kind: TaskKind
