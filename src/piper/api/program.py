@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
-from piper.api.source import Source
+from piper.api.source import Cuts, Source
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
-from piper.directives.schedule import Schedule
+from piper.directives.complete import complete
+from piper.directives.schedule import Rewrite, Schedule
 from piper.errors import Call, PlanError
 from piper.frontend.build import build_graph
 from piper.frontend.capture import Step
+from piper.frontend.program import Traced
 from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.nodes import Chunk
@@ -25,6 +27,7 @@ from piper.ir.text import graph_to_text
 from piper.ir.verify import verify
 from piper.passes.emit import emit
 from piper.passes.lower import data_axes, local_rows, lower_graph
+from piper.passes.pieces import piece_sizes
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import BatchLeaf, Optimizer, Plan
 
@@ -52,16 +55,23 @@ def trace(
 class Program:
     """A traced step under zero or more directives. Never changed: `apply` returns a new one."""
 
-    def __init__(self, source: Source, graph: Graph, history: Sequence[Record] = ()) -> None:
+    def __init__(
+        self,
+        source: Source,
+        graph: Graph,
+        history: Sequence[Record] = (),
+        rewrites: Sequence[Rewrite] = (),
+    ) -> None:
         self.source = source
         self.graph = graph
         self.history = tuple(history)
+        self.rewrites = tuple(rewrites)
 
     def apply(self, strategy: Strategy) -> Program:
         """The program after all directives of a strategy."""
-        schedule = Schedule(self.graph, self.history)
+        schedule = Schedule(self.graph, self.history, self.rewrites)
         strategy(schedule)
-        return Program(self.source, schedule.finish(), schedule.history)
+        return Program(self.source, schedule.finish(), schedule.history, schedule.rewrites)
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)
@@ -83,12 +93,26 @@ class Program:
         with _no_collections():
             return self._lower(optimizer or Optimizer("SGD", {"lr": 0.1}), device, seed)
 
+    def _refined(self, logical: Graph) -> tuple[Graph, Traced]:
+        """The graph in chunks as fine as its directives ask for, with its code for one rank.
+
+        The directives are replayed on the finer graph: they name tags, which all pieces have.
+        """
+        calls = [record.call for record in self.history]
+        rows = local_rows(logical, self.source.batch_size, calls)
+        cuts = Cuts(pieces=tuple(sorted(piece_sizes(logical).items())))
+        if cuts.pieces:
+            _, traced = self.source.at(self.source.batch_size, cuts)
+            logical = build_graph(traced)
+            for rewrite in self.rewrites:
+                logical = rewrite(logical)
+            logical = complete(logical, calls)
+        return logical, self.source.local(rows, cuts)
+
     def _lower(self, optimizer: Optimizer, device: str, seed: int) -> Job:
         check_device(device)
-        logical = Schedule(self.graph, self.history).finish()
+        logical, traced = self._refined(Schedule(self.graph, self.history).finish())
         calls: list[Call] = [record.call for record in self.history]
-        rows = local_rows(logical, self.source.batch_size, calls)
-        traced = self.source.local(rows)
         flops: dict[str, float] = {}
 
         def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,16 @@ from piper.plan.types import ModelTensor
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where a program is cut beyond its tags: per chunk number the most bytes of parameters a piece."""
+
+    pieces: tuple[tuple[int, int], ...] = ()
+
+
+UNCUT = Cuts()
 
 
 class Source:
@@ -30,20 +41,28 @@ class Source:
         self.bodies = BodyStore()
         self.leaves = batch_leaves(batch)
         self.batch_size = _batch_size(self.leaves)
-        self._captures: dict[int, tuple[Capture, Traced]] = {}
+        self._captures: dict[int, Capture] = {}
+        self._traced: dict[tuple[int, Cuts], Traced] = {}
 
-    def at(self, rows: int) -> tuple[Capture, Traced]:
-        """The program for batches of `rows` samples."""
+    def captured(self, rows: int) -> Capture:
+        """The uncut program for batches of `rows` samples."""
         if rows not in self._captures:
-            found = capture(self.make_model, self.batch, self.step, rows=rows)
-            self._captures[rows] = found, cut_program(found, stages=self.stages)
+            self._captures[rows] = capture(self.make_model, self.batch, self.step, rows=rows)
         return self._captures[rows]
 
-    def local(self, rows: int) -> Traced:
+    def at(self, rows: int, cuts: Cuts = UNCUT) -> tuple[Capture, Traced]:
+        """The program for batches of `rows` samples, cut by its tags and by `cuts`."""
+        found = self.captured(rows)
+        if (rows, cuts) not in self._traced:
+            traced = cut_program(found, stages=self.stages, pieces=dict(cuts.pieces))
+            self._traced[rows, cuts] = traced
+        return found, self._traced[rows, cuts]
+
+    def local(self, rows: int, cuts: Cuts = UNCUT) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""
-        whole, traced = self.at(self.batch_size)
+        whole, traced = self.at(self.batch_size, cuts)
         try:
-            part, local = self.at(rows)
+            part, local = self.at(rows, cuts)
         except TraceError as error:
             raise TraceError(
                 f"with {rows} samples, one rank's microbatch: {error.message}",

@@ -47,6 +47,7 @@ def own(
     stream: str,
     origin: int,
     call: Call,
+    bucket_size: int | None = None,
 ) -> Graph:
     """Make a directive the owner of `axes` on these chunks, and lay their Values out accordingly."""
     nodes: dict[str, Node] = {}
@@ -63,7 +64,7 @@ def own(
                     details=[f"it is already owned by {owner.how}"],
                     legal="selectors that do not overlap: where(..., EP=None) leaves experts out",
                 )
-        added = tuple(Owner(axis, how, stream, origin) for axis in axes)
+        added = tuple(Owner(axis, how, stream, origin, bucket_size) for axis in axes)
         nodes[name] = msgspec.structs.replace(node, owners=(*node.owners, *added))
         for value in _laid_out(graph, node):
             known = values.get(value, graph.values[value])

@@ -21,13 +21,18 @@ from piper.mesh import Mesh, Slice
 from piper.schedules.catalog import as_code
 from piper.schedules.table import Table
 
+Rewrite = Callable[[Graph], Graph]
+
 
 class Schedule:
     """A graph under construction: each directive rewrites it and is recorded with the user's line."""
 
-    def __init__(self, graph: Graph, history: Sequence[Record] = ()) -> None:
+    def __init__(
+        self, graph: Graph, history: Sequence[Record] = (), rewrites: Sequence[Rewrite] = ()
+    ) -> None:
         self.graph = graph
         self.history = list(history)
+        self.rewrites = list(rewrites)  # one per Record, to be replayed on finer chunks
 
     @property
     def tags(self) -> dict[str, list[int]]:
@@ -87,17 +92,25 @@ class Schedule:
         over: str | tuple[str, ...],
         zero: int = 0,
         reduce_stream: str | None = None,
+        bucket_size: int | str | None = None,
     ) -> None:
         call, origin = self._call("replicate"), len(self.history)
         self._apply(
             call,
-            _show(selector, over=over, zero=zero or None, reduce_stream=reduce_stream),
+            _show(
+                selector,
+                over=over,
+                zero=zero or None,
+                reduce_stream=reduce_stream,
+                bucket_size=bucket_size,
+            ),
             lambda g: replicate(
                 g,
                 selector,
                 over=over,
                 zero=zero,
                 reduce_stream=reduce_stream,
+                bucket_size=bucket_size,
                 origin=origin,
                 call=call,
             ),
@@ -166,9 +179,7 @@ class Schedule:
     def _call(self, name: str) -> Call:
         return Call(name, user_source())
 
-    def _apply(
-        self, call: Call, arguments: str | Callable[[], str], rewrite: Callable[[Graph], Graph]
-    ) -> None:
+    def _apply(self, call: Call, arguments: str | Callable[[], str], rewrite: Rewrite) -> None:
         before = self.graph
         self.graph = rewrite(before)
         came = gone = 0
@@ -176,6 +187,7 @@ class Schedule:
             came, gone = len(self.graph.nodes), len(before.nodes)
         shown = arguments if isinstance(arguments, str) else arguments()
         self.history.append(Record(call, shown, added=came, removed=gone))
+        self.rewrites.append(rewrite)
 
 
 for _method, _function in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -11,6 +12,7 @@ from piper.errors import TraceError
 from piper.frontend.capture import Capture, source_of, value_of
 from piper.frontend.chunks import cut
 from piper.frontend.mutation import refuse_mutation
+from piper.frontend.pieces import cut_pieces
 from piper.frontend.random_ops import refuse_random
 from piper.frontend.regions import assign_regions, free_code
 from piper.ir.nodes import Tags
@@ -29,7 +31,10 @@ class TracedValue:
 
 @dataclass(frozen=True)
 class TracedChunk:
-    """One chunk: its tags, its place among its region's parts, its Values and its code."""
+    """One chunk: its tags, its place among its region's parts, its Values and its code.
+
+    `whole` numbers the chunk that it is a piece of, in the program without finer cuts.
+    """
 
     tags: Tags
     part: int
@@ -37,6 +42,7 @@ class TracedChunk:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     code: ChunkCode
+    whole: int
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,18 @@ class Traced:
     count: str
 
 
-def cut_program(capture: Capture, *, stages: str) -> Traced:
+def cut_program(
+    capture: Capture, *, stages: str, pieces: Mapping[int, int] | None = None
+) -> Traced:
+    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters."""
     regions = assign_regions(capture, stages=stages)
     free = free_code(capture)
     code = [node for node in regions if node not in free]
     refuse_random(capture)
     chunk_of = cut(code, regions, capture.facts.inputs_with_changers)
-    refuse_mutation(list(regions), chunk_of, capture)
-    return _Cutter(capture, regions, free, chunk_of).traced()
+    refined = cut_pieces(capture, chunk_of, pieces or {})
+    refuse_mutation(list(regions), refined.chunk_of, capture)
+    return _Cutter(capture, regions, free, refined.chunk_of).traced(refined.whole)
 
 
 class _Cutter:
@@ -76,7 +86,7 @@ class _Cutter:
         for node, chunk in chunk_of.items():
             self.members[chunk].append(node)
 
-    def traced(self) -> Traced:
+    def traced(self, whole: tuple[int, ...]) -> Traced:
         tags = [self.regions[nodes[0]] for nodes in self.members]
         values: dict[str, TracedValue] = {}
         chunks = []
@@ -93,6 +103,7 @@ class _Cutter:
                     inputs=tuple(map(self.name, inputs)),
                     outputs=tuple(map(self.name, outputs)),
                     code=self._code(index, nodes, inputs, outputs),
+                    whole=whole[index],
                 )
             )
         count = self.capture.count

@@ -63,7 +63,7 @@ def free_code(capture: Capture) -> set[fx.Node]:
 def _own_tags(node: fx.Node, capture: Capture) -> dict[str, int]:
     custom = node.meta.get("custom") or {}
     own = {key.removeprefix(PREFIX): v for key, v in custom.items() if key.startswith(PREFIX)}
-    paths = _module_paths(node)
+    paths = module_paths(node)
     for name, values in module_tags(capture.model).items():
         for path in paths:
             if path in values:
@@ -71,7 +71,7 @@ def _own_tags(node: fx.Node, capture: Capture) -> dict[str, int]:
     return own
 
 
-def _module_paths(node: fx.Node) -> list[str]:
+def module_paths(node: fx.Node) -> list[str]:
     """Names of the modules that a node lies in, inner ones last."""
     paths = []
     for path, _ in (node.meta.get("nn_module_stack") or {}).values():

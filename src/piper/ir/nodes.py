@@ -16,13 +16,17 @@ TRACED = -1  # origin of what no directive made
 COMPUTE = "compute"  # the stream of all computation
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """Which directive is responsible for an axis of a node's slice, and on which stream it talks."""
+class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which directive is responsible for an axis of a node's slice, and on which stream it talks.
+
+    `bucket_size` is the most bytes of parameters that one chunk may read (None: any number).
+    """
 
     axis: str
     how: Literal["replicate", "shard"]
     stream: str
     origin: int
+    bucket_size: int | None = None
 
 
 class _Node(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind"):

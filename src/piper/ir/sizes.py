@@ -1,0 +1,25 @@
+"""Sizes of memory: a number of bytes or a text such as "25MiB" in, bytes out."""
+
+from __future__ import annotations
+
+import re
+
+from piper.errors import Call, PlanError
+
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def parse_size(size: int | str, *, call: Call | None = None, requirement: int | None = None) -> int:
+    """Bytes of `size`; raises if it is neither a positive integer nor a number with a unit."""
+    if isinstance(size, int) and not isinstance(size, bool) and size > 0:
+        return size
+    if isinstance(size, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size)
+        if found and found[2] in _UNITS and float(found[1]) > 0:
+            return max(1, int(float(found[1]) * _UNITS[found[2]]))
+    raise PlanError(
+        f"{size!r} is no size",
+        call=call,
+        requirement=requirement,
+        legal=f'a positive number of bytes, or a text such as "25MiB" ({", ".join(_UNITS)})',
+    )

@@ -1,0 +1,18 @@
+"""piece_sizes: a complete logical graph in, the chunks that need finer cuts out, with their sizes."""
+
+from __future__ import annotations
+
+from piper.ir.graph import Graph
+
+
+def piece_sizes(graph: Graph) -> dict[int, int]:
+    """Chunk number -> the most bytes of parameters that one piece of it may read.
+
+    A chunk whose experts are sharded stays whole: only the whole region has the form that shard needs.
+    """
+    found: dict[int, int] = {}
+    for node in graph.chunks:
+        sizes = [owner.bucket_size for owner in node.owners if owner.bucket_size is not None]
+        if sizes and not any(owner.how == "shard" for owner in node.owners):
+            found[node.chunk] = min(found.get(node.chunk, sizes[0]), *sizes)
+    return found
