@@ -115,6 +115,10 @@ class SplitError(PiperError):
     """A batch that cannot be cut as asked."""
 
 
+class RecomputeError(PiperError):
+    """A region that cannot be computed again as asked."""
+
+
 class OrderError(PiperError):
     """An order that is cyclic, repeats a chunk, or disagrees with the placement."""
 

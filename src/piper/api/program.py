@@ -7,6 +7,8 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from piper.api.job import Job
 from piper.api.source import Cuts, Source
 from piper.bodies.device import check_device
@@ -80,18 +82,29 @@ class Program:
         return graph_to_json(self.graph)
 
     def lower(
-        self, *, optimizer: Optimizer | None = None, device: str = "cpu", seed: int = 0
+        self,
+        *,
+        optimizer: Optimizer | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        clip: float | None = None,
+        late_clip: bool = False,
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
-        Without an optimizer it is SGD with a learning rate of 0.1. `seed` decides initial weights.
+        Without an optimizer it is SGD with a learning rate of 0.1. `seed` decides initial weights and
+        dropout. `clip` is the largest norm that all gradients together may have: Updates wait for the
+        norm or, with `late_clip`, start at once and are made again where it turns out too large.
         """
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise PlanError(
                 f"optimizer is {optimizer!r}", legal="piper.adamw(lr=...) or piper.sgd(lr=...)"
             )
+        if clip is not None and not clip > 0:
+            raise PlanError(f"clip={clip}", legal="a norm above 0, or None")
         with _no_collections():
-            return self._lower(optimizer or Optimizer("SGD", {"lr": 0.1}), device, seed)
+            chosen = optimizer or Optimizer("SGD", {"lr": 0.1})
+            return self._lower(chosen, device, seed, clip, late_clip)
 
     def _refined(self, logical: Graph) -> tuple[Graph, Traced]:
         """The graph in chunks as fine as its directives ask for, with its code for one rank.
@@ -109,7 +122,9 @@ class Program:
             logical = complete(logical, calls)
         return logical, self.source.local(rows, cuts)
 
-    def _lower(self, optimizer: Optimizer, device: str, seed: int) -> Job:
+    def _lower(
+        self, optimizer: Optimizer, device: str, seed: int, clip: float | None, late: bool
+    ) -> Job:
         check_device(device)
         logical, traced = self._refined(Schedule(self.graph, self.history).finish())
         calls: list[Call] = [record.call for record in self.history]
@@ -118,16 +133,28 @@ class Program:
         def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
             routing = Routing(size, form.counts, form.rows) if form else None
             code = traced.chunks[node.chunk].code
-            found = self.source.bodies.chunk(code, device=device, routing=routing)
-            for body in (found.forward, found.backward):
-                if body is not None:
-                    flops[body.hash] = body.flops
+            found = self.source.bodies.chunk(
+                code, device=device, routing=routing, recompute=node.recompute
+            )
+            flops.update((body.hash, body.flops) for body in found.by_phase.values())
             return found
 
         specs = {name: value.spec for name, value in traced.values.items()}
-        graph = lower_graph(logical, bodies=bodies, specs=specs, flops=flops, calls=calls)
-        classes, streams, groups = emit(graph)
-        tensors = self.source.tensors
+        graph, bucketed = lower_graph(
+            logical,
+            bodies=bodies,
+            specs=specs,
+            flops=flops,
+            calls=calls,
+            device=device,
+            clip=clip,
+            late=late,
+        )
+        classes, streams, groups = emit(graph, bucketed)
+        tensors = {
+            name: msgspec.structs.replace(tensor, trainable=name in bucketed.of)
+            for name, tensor in self.source.tensors.items()
+        }
         used = {task.body for found in classes for task in found.tasks if task.body}
         used |= {tensor.init for tensor in tensors.values()}
         leaves = {
@@ -148,6 +175,7 @@ class Program:
             seed=seed,
             device=device,
             bodies=tuple(sorted(used)),
+            buckets=bucketed.buckets,
             history=self.history,
         )
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}

@@ -1,26 +1,33 @@
-"""The cut between forward and backward: a Joint in, two graphs and what they exchange out.
+"""The cuts of a chunk: a Joint in; forward, backward, its two halves and what they exchange out.
 
 What depends on no tangent runs forward and what the backward reads of it is saved, except that the
 backward makes again whatever costs nothing: views of what it has, constants, and anything derived from
-parameters alone (so that no saved Value keeps a parameter's memory alive).
+parameters alone (so that no saved Value keeps a parameter's memory alive). With recompute it also makes
+again what costs something. A backward's input part (BI) has all that gradients of activations need; its
+weight part (BW) is given what BI made of that, and computes only the rest.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import fx
+from torch.utils.flop_counter import flop_registry
 
 from piper.bodies.code import ChunkCode, ChunkInput
 from piper.bodies.joint import Joint
 from piper.plan.body_spec import Ref
 
+Recompute = Literal["", "all", "cheap"]
+
 
 @dataclass
 class Half:
-    """One side of the cut: its graph, and what each placeholder and result stands for."""
+    """One side of a cut: its graph, and what each placeholder and result stands for."""
 
     graph: fx.Graph
     inputs: list[Ref] = field(default_factory=list)
@@ -28,10 +35,23 @@ class Half:
     results: list[fx.Node] = field(default_factory=list)  # nodes of the joint graph
 
 
-def partition(joint: Joint, code: ChunkCode) -> tuple[Half, Half | None]:
-    cut = _Cut(joint, code)
-    needed = cut.backward_nodes() if code.tangents else set()
-    return cut.forward_half(), (cut.backward_half(needed) if code.tangents else None)
+@dataclass
+class Parts:
+    """All bodies of a chunk. A backward, or a half of it, that would do nothing is None."""
+
+    forward: Half
+    backward: Half | None = None
+    input_half: Half | None = None
+    weight_half: Half | None = None
+
+
+def partition(joint: Joint, code: ChunkCode, recompute: Recompute = "") -> Parts:
+    cut = _Cut(joint, code, recompute)
+    if not code.tangents:
+        return Parts(cut.forward_half())
+    backward = cut.backward_half(cut.wanted())
+    input_half, weight_half = cut.backward_halves()
+    return Parts(cut.forward_half(), backward, input_half, weight_half)
 
 
 # These share memory with their argument although their schemas do not say so.
@@ -60,9 +80,10 @@ def root_of(node: fx.Node) -> fx.Node:
 
 
 class _Cut:
-    def __init__(self, joint: Joint, code: ChunkCode) -> None:
+    def __init__(self, joint: Joint, code: ChunkCode, recompute: Recompute) -> None:
         self.joint = joint
         self.code = code
+        self.recompute = recompute
         nodes = list(joint.graph.nodes)
         placeholders = [node for node in nodes if node.op == "placeholder"]
         num_inputs = len(code.inputs)
@@ -73,6 +94,8 @@ class _Cut:
         self.grads: list[fx.Node | None] = results[joint.num_outputs :]
         self.outputs = {node: i for i, node in reversed(list(enumerate(self.results)))}
         self.saved: dict[fx.Node, int] = {}
+        self.kept: dict[fx.Node, int] = {}  # what BI gives to BW
+        self._keep: set[fx.Node] = set()  # what BI has made, while BW is cut
         self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
         self._classify(nodes)
 
@@ -99,34 +122,63 @@ class _Cut:
                 if any(arg in self.on_data for arg in node.all_input_nodes):
                     self.on_data.add(node)
 
-    def backward_nodes(self) -> set[fx.Node]:
-        """All nodes of the backward body; fills `saved` on the way."""
-        wanted = [
-            grad
-            for grad, given in zip(self.grads, self.code.inputs, strict=True)
-            if given.grad and grad is not None
-        ]
+    def wanted(self) -> list[int]:
+        """The inputs whose gradients the surroundings ask for."""
+        return [i for i, given in enumerate(self.code.inputs) if given.grad]
+
+    def _closure(self, wanted: Iterable[fx.Node | None]) -> set[fx.Node]:
+        """All nodes that lead to the wanted ones; fills `saved` on the way."""
         needed: set[fx.Node] = set()
-        stack = wanted
+        stack = [node for node in wanted if node is not None]
         while stack:
             node = stack.pop()
             if node in needed:
                 continue
             needed.add(node)
-            if self._is_source(node):
-                continue
-            stack += node.all_input_nodes
+            if not self._is_source(node):
+                stack += node.all_input_nodes
         return needed
+
+    def backward_halves(self) -> tuple[Half | None, Half | None]:
+        """BI and BW. A gradient of a parameter that a fused operator of BI makes is final in BI."""
+        wanted = self.wanted()
+        activations = [i for i in wanted if not self.code.inputs[i].param]
+        if not activations:
+            return None, self.backward_half(wanted)
+        mine = self._closure(self.grads[i] for i in activations)
+        made = {n for n in mine if not self._is_source(n) and not is_view(n)}
+        # All results of an operator, also those that only BW reads.
+        made |= {u for n in made for u in n.users if u.target is operator.getitem}
+        final = [i for i in wanted if i not in activations and self._made_by(self.grads[i], made)]
+        rest = [i for i in wanted if i not in activations and i not in final]
+        weight_half = None
+        if rest:
+            self._keep = made
+            weight_half = self.backward_half(rest)
+            self._keep = set()
+        input_half = self.backward_half(sorted((*activations, *final)), keeping=list(self.kept))
+        return input_half, weight_half
+
+    @staticmethod
+    def _made_by(grad: fx.Node | None, made: set[fx.Node]) -> bool:
+        while grad is not None and (is_view(grad) or grad.target is operator.getitem):
+            grad = grad.all_input_nodes[0]
+        return grad in made
 
     def _is_source(self, node: fx.Node) -> bool:
         """Whether the backward is given this node, instead of computing it."""
         if node in self.inputs or node in self.tangents or node in self.saved:
             return True
-        if node in self.on_tangent or self._is_size(node):
+        if node in self._keep and isinstance(node.meta.get("val"), torch.Tensor):
+            self.kept.setdefault(node, len(self.kept))
+            return True
+        if node in self.on_tangent or self._is_size(node) or self.recompute == "all":
             return False
         if node in self.outputs:
             return True
         if is_view(node) or node.op == "get_attr" or node not in self.on_data:
+            return False
+        if self.recompute == "cheap" and not _is_expensive(node):
             return False
         if node not in self._twin:
             self.saved[node] = len(self.saved)
@@ -164,13 +216,16 @@ class _Cut:
         half.graph.output(tuple(results))
         return half
 
-    def backward_half(self, needed: set[fx.Node]) -> Half:
+    def backward_half(self, wanted: list[int], keeping: Sequence[fx.Node] = ()) -> Half:
+        """The code that makes the gradients of the inputs `wanted`, and hands out `keeping`."""
+        needed = self._closure([*(self.grads[i] for i in wanted), *keeping])
         half = Half(fx.Graph())
         copies: dict[fx.Node, fx.Node] = {}
         # Tangents come first so that sizes can be read off them.
         for node, index in self.tangents.items():
-            copies[node] = _placeholder(half.graph, node)
-            half.inputs.append(Ref("tangent", index))
+            if node in needed or not self._keep or None in (self.grads[i] for i in wanted):
+                copies[node] = _placeholder(half.graph, node)
+                half.inputs.append(Ref("tangent", index))
         for node in self.joint.graph.nodes:
             ref = self._given(node) if node in needed and node not in copies else None
             if ref is not None and ref not in half.inputs:
@@ -189,7 +244,7 @@ class _Cut:
                     copies[node] = size
                 else:
                     copies[node] = half.graph.node_copy(node, copies.__getitem__)
-        self._emit_grads(half, copies)
+        self._emit_grads(half, copies, wanted, keeping)
         return half
 
     def _given(self, node: fx.Node) -> Ref | None:
@@ -197,6 +252,10 @@ class _Cut:
             return Ref("input", self.inputs[node])
         if node in self.saved:
             return Ref("saved", self.saved[node])
+        if node in self._keep and node in self.kept:
+            return Ref("kept", self.kept[node])
+        if self.recompute == "all":
+            return None
         node = self._twin.get(node, node)
         if node in self.outputs and node not in self.on_tangent and not self._is_size(node):
             return Ref("output", self.outputs[node])
@@ -209,7 +268,8 @@ class _Cut:
         wanted = node.meta["val"]
         for tangent in self.tangents:
             for dim, size in enumerate(tangent.meta["val"].shape):
-                if isinstance(size, torch.SymInt) and str(size) == str(wanted):
+                known = isinstance(size, torch.SymInt) and tangent in copies
+                if known and str(size) == str(wanted):
                     return graph.call_function(torch.ops.aten.sym_size.int, (copies[tangent], dim))
         return None
 
@@ -221,13 +281,18 @@ class _Cut:
         dtype = {"dtype": getattr(torch, given.spec.dtype)}
         return graph.call_function(torch.ops.aten.new_zeros.default, (copies[first], shape), dtype)
 
-    def _emit_grads(self, half: Half, copies: dict[fx.Node, fx.Node]) -> None:
+    def _emit_grads(
+        self,
+        half: Half,
+        copies: dict[fx.Node, fx.Node],
+        wanted: list[int],
+        keeping: Sequence[fx.Node],
+    ) -> None:
         """Gradients leave like outputs: contiguous, and alone in their memory."""
         results = []
-        seen: set[fx.Node] = set()
-        for index, (grad, given) in enumerate(zip(self.grads, self.code.inputs, strict=True)):
-            if not given.grad:
-                continue
+        seen: set[fx.Node] = set(keeping)
+        for index in wanted:
+            grad, given = self.grads[index], self.code.inputs[index]
             if grad is None:  # the code reads the input, but no gradient passes
                 made = self._zeros(half.graph, copies, given)
             else:
@@ -239,7 +304,20 @@ class _Cut:
                 seen.add(root)
             results.append(made)
             half.outputs.append(Ref("grad", index))
+        for node in keeping:
+            results.append(copies[node])
+            half.results.append(node)
+            half.outputs.append(Ref("kept", self.kept[node]))
         half.graph.output(tuple(results))
+
+
+def _is_expensive(node: fx.Node) -> bool:
+    """Matrix products and attention, and the parts of their results."""
+    if node.target is operator.getitem:
+        return _is_expensive(node.all_input_nodes[0])
+    packet = getattr(node.target, "overloadpacket", None)
+    ours = (torch.ops.piper.grouped_mm, torch.ops.piper.grouped_mm_weight)
+    return packet in flop_registry or packet in ours or "attention" in str(packet)
 
 
 def _fresh(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -12,10 +12,10 @@ from torch.utils.flop_counter import flop_registry
 from piper.bodies.code import ChunkCode, spec_of
 from piper.bodies.codec import content_hash, decode, encode
 from piper.bodies.joint import trace_joint
-from piper.bodies.partition import Half, partition
+from piper.bodies.partition import Half, Recompute, partition
 from piper.bodies.routed import Routing, route
 from piper.bodies.row_wise import refuse_mixed_rows
-from piper.plan.body_spec import BodySpec, ChunkBodies
+from piper.plan.body_spec import BodySpec, ChunkBodies, TensorSpec
 
 
 class BodyStore:
@@ -25,10 +25,17 @@ class BodyStore:
         self.texts: dict[str, str] = {}
         self._made: dict[tuple[Any, ...], ChunkBodies] = {}
 
-    def chunk(self, code: ChunkCode, *, device: str, routing: Routing | None = None) -> ChunkBodies:
-        key = (code.key, code.targets, device, routing)
+    def chunk(
+        self,
+        code: ChunkCode,
+        *,
+        device: str,
+        routing: Routing | None = None,
+        recompute: Recompute = "",
+    ) -> ChunkBodies:
+        key = (code.key, code.targets, device, routing, recompute)
         if key not in self._made:
-            self._made[key] = self._build(code, device, routing)
+            self._made[key] = self._build(code, device, routing, recompute)
         return self._made[key]
 
     def add(self, graph: fx.Graph, constants: dict[str, torch.Tensor]) -> str:
@@ -37,28 +44,31 @@ class BodyStore:
         self.texts[name] = text
         return name
 
-    def _build(self, code: ChunkCode, device: str, routing: Routing | None) -> ChunkBodies:
+    def _build(
+        self, code: ChunkCode, device: str, routing: Routing | None, recompute: Recompute
+    ) -> ChunkBodies:
         run = None
         if routing is not None:
             code, run = route(code, routing, device=device)
         joint = trace_joint(code, device=device, run=run)
-        forward, backward = partition(joint, code)
+        parts = partition(joint, code, recompute)
         if routing is not None:
-            refuse_mixed_rows(forward, counts=routing.counts, rows=routing.rows)
+            refuse_mixed_rows(parts.forward, counts=routing.counts, rows=routing.rows)
         constants = {
             str(node.target): getattr(joint.module, str(node.target))
             for node in joint.graph.nodes
             if node.op == "get_attr"
         }
-        saved = tuple(
-            spec_of(node.meta["val"])
-            for node, ref in zip(forward.results, forward.outputs, strict=True)
-            if ref.kind == "saved"
-        )
+        halves = {
+            "F": parts.forward,
+            "B": parts.backward,
+            "BI": parts.input_half,
+            "BW": parts.weight_half,
+        }
         return ChunkBodies(
-            forward=self._spec(forward, constants),
-            backward=self._spec(backward, constants) if backward else None,
-            saved=saved,
+            by_phase={phase: self._spec(h, constants) for phase, h in halves.items() if h},
+            saved=_specs(parts.forward, "saved"),
+            kept=_specs(parts.input_half, "kept"),
             outputs=code.outputs,
             grads={i: given.spec for i, given in enumerate(code.inputs) if given.grad},
         )
@@ -66,6 +76,14 @@ class BodyStore:
     def _spec(self, half: Half, constants: dict[str, torch.Tensor]) -> BodySpec:
         name = self.add(half.graph, constants)
         return BodySpec(name, tuple(half.inputs), tuple(half.outputs), flops(half.graph))
+
+
+def _specs(half: Half | None, kind: str) -> tuple[TensorSpec, ...]:
+    """What a half hands on to a later one."""
+    if half is None:
+        return ()
+    num = sum(ref.kind == kind for ref in half.outputs)
+    return tuple(spec_of(node.meta["val"]) for node in half.results[len(half.results) - num :])
 
 
 def flops(graph: fx.Graph) -> float:

@@ -22,7 +22,7 @@ def complete(graph: Graph, calls: Sequence[Call]) -> Graph:
     for node in graph.chunks:
         _check_axes(graph, node, calls, mesh_call)
         _check_backward(graph, node, mesh_call)
-    resolve_orders(graph, calls)
+    resolve_orders(graph, calls)  # raises if one is impossible; the edges come with the Comms
     return graph
 
 

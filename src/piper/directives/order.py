@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from piper.directives.halves import split_backwards
 from piper.errors import Call, MeshError, OrderError, did_you_mean
 from piper.ir.graph import Graph, Order
 from piper.ir.select import Selector
@@ -25,7 +26,9 @@ def order(graph: Graph, groups: Sequence[Group], *, origin: int, call: Call) -> 
         3. No later group feeds an earlier one.
 
     Rewrite:
-        F[MB=0]  F[MB=1]  ->  F[MB=0] => F[MB=1] on every slice; nothing waits across slices
+        F[MB=0]  F[MB=1]  ->  F[MB=0] => F[MB=1] on every slice; nothing waits across slices.
+        The members of a group take turns, so that one's communication hides behind the other's
+        compute. B[...] that a selector names in halves -> BI[...], BW[...]
 
     Example:
         >>> s.split(where(), "MB", 2)
@@ -55,7 +58,11 @@ def order(graph: Graph, groups: Sequence[Group], *, origin: int, call: Call) -> 
             requirement=1,
             legal="order([where(...), where(...), ...])",
         )
-    return _with(graph, (Order(made, origin),))
+    halves = [s for group in made for s in group if s.phase in ("BI", "BW")]
+    full = [msgspec.structs.replace(selector, phase="B") for selector in halves]
+    graph = split_backwards(graph, lambda node: any(s.matches(node) for s in full))
+    groups_of_members = tuple(tuple((selector,) for selector in group) for group in made)
+    return _with(graph, (Order(groups_of_members, origin),))
 
 
 def order_table(
@@ -65,17 +72,20 @@ def order_table(
     axis: str,
     tag: str,
     microbatch: str,
+    direction: str,
     stages: Sequence[Sequence[int]] | None,
     origin: int,
     call: Call,
 ) -> Graph:
     """Run each rank of `axis` by its row of a schedule's table.
 
-    Stage i of the table is `tag`=i, or the regions `tag`=`stages[i]` one after the other.
+    Stage i of the table is `tag`=i, or the regions `tag`=`stages[i]` one after the other. Of a table
+    with two directions, `dK:` is `direction`=K, and microbatches count from 0 in each.
 
     Requires:
         4. Row r runs on `axis`=r: stages are placed as the table says, and there are as many rows,
-           stages and microbatches as ranks, stages of the model and `microbatch` values.
+           stages, microbatches and directions as ranks, stages of the model and values of
+           `microbatch` and `direction`.
 
     Rewrite:
         row r = 0F0 0F1 0B0 ...  ->  F[PP=0,MB=0] => F[PP=0,MB=1] => B[PP=0,MB=0] => ... at pp=r
@@ -103,9 +113,15 @@ def order_table(
         ("stages", table.num_stages, len(values), f"stages of {tag}"),
         (
             "microbatches",
-            table.num_microbatches,
+            table.num_microbatches // table.num_directions,
             len(graph.tag_values.get(microbatch, [])),
             f"values of {microbatch}",
+        ),
+        (
+            "directions",
+            table.num_directions,
+            len(graph.tag_values.get(direction, [0])),
+            f"values of {direction}",
         ),
     ]
     for what, has, wanted, of in facts:
@@ -113,6 +129,10 @@ def order_table(
             legal = f"a table with {wanted} {what}"
             if what == "microbatches" and not wanted:
                 legal = f's.split(where(), "{microbatch}", {has}) before the order'
+            elif what == "directions":
+                legal = (
+                    f's.split(where(), "{direction}", {has}) before the order, and a place for each'
+                )
             elif what == "stages":
                 legal += ", or several regions a stage: stages=[[0, 1], [2, 3]]"
             raise OrderError(
@@ -121,24 +141,26 @@ def order_table(
                 requirement=4,
                 legal=legal,
             )
-    _check_supported(table, call)
     made = []
+    halves: set[tuple[tuple[str, int], ...]] = set()
     for rank, row in enumerate(table.rows):
-        groups: list[tuple[Selector, ...]] = []
+        groups: list[tuple[tuple[Selector, ...], ...]] = []
         for cell in row:
-            members = [_selectors(action, values, tag, microbatch) for action in cell.actions]
-            if cell.joined != "OVERLAP_F_B":
-                groups += [(selector,) for member in members for selector in member]
-            elif all(len(member) == 1 for member in members):
-                groups.append(tuple(selector for member in members for selector in member))
+            members = [
+                _selectors(action, values, tag, microbatch, direction) for action in cell.actions
+            ]
+            for action, member in zip(cell.actions, members, strict=True):
+                if action.kind in ("BI", "BW"):
+                    halves.update(selector.tags for selector in member)  # type: ignore[misc]
+            if cell.joined == "OVERLAP_F_B":
+                groups.append(tuple(members))
             else:
-                raise OrderError(
-                    f"the table {table.name} overlaps stages of several regions",
-                    call=call,
-                    requirement=4,
-                    legal="one region per stage",
-                )
+                groups += [((selector,),) for member in members for selector in member]
         made.append(Order(tuple(groups), origin, Slice(((axis, rank),))))
+    keys = [tag, microbatch, *([direction] if table.num_directions > 1 else [])]
+    graph = split_backwards(
+        graph, lambda node: tuple((key, node.tag(key)) for key in keys) in halves
+    )
     return _with(graph, tuple(made))
 
 
@@ -155,33 +177,18 @@ def _check_regions(graph: Graph, tag: str, stages: Sequence[Sequence[int]], call
         )
 
 
-def _check_supported(table: Table, call: Call) -> None:
-    halves = sorted({action.kind for action in table.actions()} - {"F", "B"})
-    problem = ""
-    if table.num_directions > 1:
-        problem = "runs in two directions"
-    elif halves:
-        problem = f"splits the backward ({', '.join(halves)})"
-    if problem:
-        raise OrderError(
-            f"the table {table.name} {problem}, which is not supported yet",
-            call=call,
-            requirement=4,
-            legal="tables of F and B: gpipe, 1f1b, eager_1f1b, looped_bfs, interleaved_1f1b, your own",
-        )
-
-
 def _selectors(
-    action: Action, values: Sequence[Sequence[int]], tag: str, microbatch: str
-) -> list[Selector]:
+    action: Action, values: Sequence[Sequence[int]], tag: str, microbatch: str, direction: str
+) -> tuple[Selector, ...]:
     """The regions of an action in the order in which they run."""
     regions = list(values[action.stage])
     if action.kind != "F":
         regions.reverse()
-    return [
-        Selector(((tag, region), (microbatch, action.microbatch)), action.kind)
+    way = () if action.direction is None else ((direction, action.direction),)
+    return tuple(
+        Selector(((tag, region), (microbatch, action.microbatch), *way), action.kind)
         for region in regions
-    ]
+    )
 
 
 def _with(graph: Graph, orders: tuple[Order, ...]) -> Graph:

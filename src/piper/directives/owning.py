@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 import msgspec
 
@@ -39,17 +38,12 @@ def check_stream(graph: Graph, stream: str, *, call: Call) -> str:
 
 
 def own(
-    graph: Graph,
-    names: Iterable[str],
-    axes: tuple[str, ...],
-    how: Literal["replicate", "shard"],
-    *,
-    stream: str,
-    origin: int,
-    call: Call,
-    bucket_size: int | None = None,
+    graph: Graph, names: Iterable[str], axes: tuple[str, ...], like: Owner, *, call: Call
 ) -> Graph:
-    """Make a directive the owner of `axes` on these chunks, and lay their Values out accordingly."""
+    """Make a directive the owner of `axes` on these chunks, and lay their Values out accordingly.
+
+    `like` is the owner of each axis but for its name.
+    """
     nodes: dict[str, Node] = {}
     values: dict[str, Value] = {}
     for name in names:
@@ -64,11 +58,13 @@ def own(
                     details=[f"it is already owned by {owner.how}"],
                     legal="selectors that do not overlap: where(..., EP=None) leaves experts out",
                 )
-        added = tuple(Owner(axis, how, stream, origin, bucket_size) for axis in axes)
+        added = tuple(msgspec.structs.replace(like, axis=axis) for axis in axes)
         nodes[name] = msgspec.structs.replace(node, owners=(*node.owners, *added))
         for value in _laid_out(graph, node):
             known = values.get(value, graph.values[value])
-            layout = dict(known.layout) | {axis: layout_under(known.role, how) for axis in axes}
+            layout = dict(known.layout) | {
+                axis: layout_under(known.role, like.how) for axis in axes
+            }
             if known.role == "param" and any(layout[a] != b for a, b in known.layout):
                 raise AxisError(
                     f"{value} would be both whole and split along {', '.join(axes)}",

@@ -10,6 +10,7 @@ import msgspec
 from piper.directives.complete import complete
 from piper.directives.order import Group, order, order_table
 from piper.directives.place import place
+from piper.directives.recompute import Keep, recompute
 from piper.directives.replicate import replicate
 from piper.directives.shard import shard
 from piper.directives.split import split
@@ -92,7 +93,10 @@ class Schedule:
         over: str | tuple[str, ...],
         zero: int = 0,
         reduce_stream: str | None = None,
+        gather_stream: str | None = None,
         bucket_size: int | str | None = None,
+        prefetch: int = 1,
+        reuse: int = 1,
     ) -> None:
         call, origin = self._call("replicate"), len(self.history)
         self._apply(
@@ -102,7 +106,10 @@ class Schedule:
                 over=over,
                 zero=zero or None,
                 reduce_stream=reduce_stream,
+                gather_stream=gather_stream,
                 bucket_size=bucket_size,
+                prefetch=None if prefetch == 1 else prefetch,
+                reuse=None if reuse == 1 else reuse,
             ),
             lambda g: replicate(
                 g,
@@ -110,7 +117,10 @@ class Schedule:
                 over=over,
                 zero=zero,
                 reduce_stream=reduce_stream,
+                gather_stream=gather_stream,
                 bucket_size=bucket_size,
+                prefetch=prefetch,
+                reuse=reuse,
                 origin=origin,
                 call=call,
             ),
@@ -141,6 +151,7 @@ class Schedule:
         axis: str = "pp",
         tag: str = "PP",
         microbatch: str = "MB",
+        direction: str = "DIR",
         stages: Sequence[Sequence[int]] | None = None,
     ) -> None:
         call, origin = self._call("order"), len(self.history)
@@ -148,13 +159,14 @@ class Schedule:
             table = groups
             self._apply(
                 call,
-                lambda: _show_table(table, axis, tag, microbatch, stages),
+                lambda: _show_table(table, axis, tag, microbatch, direction, stages),
                 lambda g: order_table(
                     g,
                     table,
                     axis=axis,
                     tag=tag,
                     microbatch=microbatch,
+                    direction=direction,
                     stages=stages,
                     origin=origin,
                     call=call,
@@ -166,6 +178,14 @@ class Schedule:
                 lambda: f"[{', '.join(map(_show_group, groups))}]",
                 lambda g: order(g, groups, origin=origin, call=call),
             )
+
+    def recompute(self, selector: Selector, *, keep: Keep = "nothing") -> None:
+        call, origin = self._call("recompute"), len(self.history)
+        self._apply(
+            call,
+            _show(selector, keep=keep),
+            lambda g: recompute(g, selector, keep=keep, origin=origin, call=call),
+        )
 
     def finish(self) -> Graph:
         """The graph with what the user left open filled in, or the first rule it breaks."""
@@ -196,6 +216,7 @@ for _method, _function in (
     (Schedule.shard, shard),
     (Schedule.split, split),
     (Schedule.order, order),
+    (Schedule.recompute, recompute),
 ):
     _method.__doc__ = _function.__doc__
 assert Schedule.order.__doc__ is not None
@@ -209,12 +230,18 @@ def _show(*args: Any, **kwargs: Any) -> str:
 
 
 def _show_table(
-    table: Table, axis: str, tag: str, microbatch: str, stages: Sequence[Sequence[int]] | None
+    table: Table,
+    axis: str,
+    tag: str,
+    microbatch: str,
+    direction: str,
+    stages: Sequence[Sequence[int]] | None,
 ) -> str:
     given = {
         "axis": None if axis == "pp" else axis,
         "tag": None if tag == "PP" else tag,
         "microbatch": None if microbatch == "MB" else microbatch,
+        "direction": None if direction == "DIR" else direction,
         "stages": [list(members) for members in stages] if stages else None,
     }
     more = _show(**given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from piper.directives.owning import axes_of, check_stream, own
 from piper.errors import Call, ShardError
 from piper.ir.graph import Graph
-from piper.ir.nodes import Chunk
+from piper.ir.nodes import Chunk, Owner
 from piper.ir.routing import expert_form
 from piper.ir.select import Selector, select
 
@@ -48,7 +48,7 @@ def shard(
         if node.phase == "F":
             _check_form(graph, node, size, call)
     stream = check_stream(graph, stream, call=call) if stream else DEFAULT_STREAM
-    return own(graph, names, axes, "shard", stream=stream, origin=origin, call=call)
+    return own(graph, names, axes, Owner("", "shard", stream, origin), call=call)
 
 
 def _check_form(graph: Graph, node: Chunk, size: int, call: Call) -> None:

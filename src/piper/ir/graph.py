@@ -33,19 +33,26 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Groups in sequence, as `order` was told; `only` restricts them to one slice."""
+    """Groups in sequence, as `order` was told; `only` restricts them to one slice.
 
-    groups: tuple[tuple[Selector, ...], ...]
+    A group has members that take turns; a member is a sequence of selectors.
+    """
+
+    groups: tuple[tuple[tuple[Selector, ...], ...], ...]
     origin: int
     only: Slice | None = None
 
 
-class OrderEdge(msgspec.Struct, frozen=True):
-    """`before` runs before `after` on their slice, because directive `origin` says so."""
+class OrderEdge(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`before` is complete before `after` starts on their slice, because directive `origin` says so.
+
+    With `issued` it is enough that `before` was dispatched.
+    """
 
     before: str
     after: str
     origin: int
+    issued: bool = False
 
 
 class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
@@ -63,6 +70,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     splits: tuple[Split, ...] = ()
     orders: tuple[Order, ...] = ()
     edges: tuple[OrderEdge, ...] = ()
+    overlaps: tuple[tuple[str, ...], ...] = ()  # chunks that take turns, in the order chosen
     loss: str = ""  # the traced name of the loss, and of its count if `step` returns one
     count: str = ""
     version: int = VERSION

@@ -19,7 +19,9 @@ COMPUTE = "compute"  # the stream of all computation
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which directive is responsible for an axis of a node's slice, and on which stream it talks.
 
-    `bucket_size` is the most bytes of parameters that one chunk may read (None: any number).
+    `zero` says how much of the state of parameters is cut into parts along the axis, in buckets of
+    about `bucket_size` bytes; a bucket that is gathered for its use may start `prefetch` chunks ahead,
+    and stays for `reuse` microbatches.
     """
 
     axis: str
@@ -27,6 +29,10 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: str
     origin: int
     bucket_size: int | None = None
+    zero: int = 0
+    prefetch: int = 1
+    reuse: int = 1
+    gather_stream: str = ""
 
 
 class _Node(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind"):
@@ -49,7 +55,8 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     """A piece of the traced code in one phase, for one microbatch.
 
     `chunk` numbers the piece in the trace; `part` numbers it inside its region; `body` is the key of
-    its code; `forward` names the F whose saved Values a backward reads.
+    its code; `forward` names the F whose saved Values a backward reads; `recompute` says what a
+    backward computes again instead of reading it: "all", or what is "cheap".
     """
 
     phase: Phase
@@ -58,6 +65,7 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     body: str = ""
     forward: str = ""
     owners: tuple[Owner, ...] = ()
+    recompute: Literal["", "all", "cheap"] = ""
 
 
 class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):
@@ -66,12 +74,16 @@ class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):
     comm: CommKind
     group: Group
     key: str
-    in_place: bool = False
     reverse: bool = False  # all_to_all: rows go back where they came from
 
 
 class Accumulate(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="accumulate"):
-    """Adds each input into the sum of the same position; the first to arrive starts the sum."""
+    """Adds each input into the sum of the same position; the first to arrive starts the sum.
+
+    With `offsets` there is one sum, of a bucket, and input i lies in it from element `offsets[i]` on.
+    """
+
+    offsets: tuple[int, ...] = ()
 
 
 class Read(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="read"):
@@ -80,17 +92,35 @@ class Read(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="read"):
     group: Group
 
 
-class Update(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="update"):
-    """The optimizer step of `params` from the gradients `inputs[:len(params)]`.
+class Norm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="norm"):
+    """The sum of squares of the inputs, input i times `weights[i]`."""
 
-    The divisor is `count`, or the Value that follows the gradients in `inputs`.
+    weights: tuple[float, ...]
+
+
+class Update(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="update"):
+    """The optimizer step of a bucket's `params` (or of its shard, the output) from `inputs[0]`.
+
+    The divisor is `count`, or the Value that follows the gradient in `inputs`. With `clip` the last
+    input is the sum of all squared gradients; a `late` update does not wait for it.
     """
 
     params: tuple[str, ...]
+    bucket: int
     count: float | None = None
+    clip: float | None = None
+    late: bool = False
 
 
-Node = Chunk | Comm | Accumulate | Read | Update
+class Settle(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="settle"):
+    """Makes a late Update again if the norm, the last input, asks for smaller gradients."""
+
+    bucket: int
+    count: float | None = None
+    clip: float
+
+
+Node = Chunk | Comm | Accumulate | Read | Norm | Update | Settle
 
 
 def label(

@@ -4,44 +4,62 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
 import msgspec
 
 from piper.errors import Call, OrderError
 from piper.ir.graph import Graph, Order, OrderEdge
+from piper.ir.overlap import issue_edges, talks
 from piper.ir.select import Selector, select
 from piper.ir.sorting import find_cycle, find_path
 from piper.mesh import Slice
 
 
-def resolve_orders(graph: Graph, calls: Sequence[Call]) -> tuple[OrderEdge, ...]:
-    """All order edges of the graph. `calls[origin]` is the directive, for errors.
+@dataclass
+class _Found:
+    """What the orders of a graph come to."""
+
+    edges: list[OrderEdge] = field(default_factory=list)
+    overlaps: list[tuple[str, ...]] = field(default_factory=list)
+    place: dict[tuple[int, str], int] = field(default_factory=dict)  # (order, node) -> its group
+
+
+def resolve_orders(graph: Graph, calls: Sequence[Call], *, device: str = "cpu") -> Graph:
+    """The graph with all its order edges. `calls[origin]` is the directive, for errors.
 
     On each slice the nodes of one group follow those of the group before; the members of a group
     take turns. Nothing is ever ordered across slices. Communication exists in a physical graph only, so
     that orders that name some are resolved there.
     """
-    edges: list[OrderEdge] = []
-    place: dict[tuple[int, str], int] = {}  # (order number, node) -> its group
+    found = _Found()
     for number, order in enumerate(graph.orders):
-        if graph.level == "logical" and any(s.comm for group in order.groups for s in group):
+        selectors = [s for group in order.groups for member in group for s in member]
+        if graph.level == "logical" and any(s.comm for s in selectors):
             continue
-        for sequence in _sequences(graph, order, calls[order.origin], number, place):
-            edges += [OrderEdge(a, b, order.origin) for a, b in pairwise(sequence)]
-    cycle = find_cycle(graph, extra=tuple(edges))
+        for sequence in _sequences(graph, order, calls[order.origin], number, found):
+            found.edges += [OrderEdge(a, b, order.origin) for a, b in pairwise(sequence)]
+    cycle = find_cycle(graph, extra=tuple(found.edges))
     if cycle:
-        _refuse_cycle(graph, cycle, edges, place, calls)
-    return tuple(edges)
+        _refuse_cycle(graph, cycle, found, calls)
+    issued = [e for turns in found.overlaps for e in issue_edges(graph, turns, device=device)]
+    if issued and not find_cycle(graph, extra=(*found.edges, *issued)):
+        found.edges += issued
+    return msgspec.structs.replace(graph, edges=tuple(found.edges), overlaps=tuple(found.overlaps))
 
 
 def _sequences(
-    graph: Graph, order: Order, call: Call, number: int, place: dict[tuple[int, str], int]
+    graph: Graph, order: Order, call: Call, number: int, found: _Found
 ) -> list[list[str]]:
     """The node sequence of each slice."""
     rows: dict[Slice | None, list[str]] = defaultdict(list)
+    place = found.place
     for index, group in enumerate(order.groups):
-        members = [_member(graph, selector, order, call) for selector in group]
+        members = [
+            [name for selector in member for name in _selected(graph, selector, order, call)]
+            for member in group
+        ]
         for name in (name for member in members for name in member):
             if (number, name) in place:
                 raise OrderError(
@@ -51,18 +69,26 @@ def _sequences(
                     details=[f"groups {place[number, name] + 1} and {index + 1}"],
                 )
             place[number, name] = index
-        for name in _take_turns(members):
-            rows[graph.nodes[name].slice].append(name)
+        if len(members) == 1:
+            for name in members[0]:
+                rows[graph.nodes[name].slice].append(name)
+            continue
+        for at in dict.fromkeys(graph.nodes[n].slice for member in members for n in member):
+            local = [[n for n in member if graph.nodes[n].slice == at] for member in members]
+            turns = _take_turns(graph, local)
+            rows[at] += turns
+            if graph.level == "physical" and sum(map(bool, local)) > 1:
+                found.overlaps.append(tuple(turns))
     return list(rows.values())
 
 
-def _member(graph: Graph, selector: Selector, order: Order, call: Call) -> list[str]:
-    if order.only is None:
+def _selected(graph: Graph, selector: Selector, order: Order, call: Call) -> list[str]:
+    if order.only is None and graph.level == "logical":
         return select(graph, selector, call=call)
-    # A stage through which no gradient passes has no backward, whatever the table says.
+    # A stage through which no gradient passes has no backward, and a half may have nothing to do.
     found = select(graph, msgspec.structs.replace(selector, phase=None), call=call)
     found = [name for name in found if selector.matches(graph.nodes[name])]
-    elsewhere = [n for n in found if graph.nodes[n].slice != order.only]
+    elsewhere = [n for n in found if order.only and graph.nodes[n].slice != order.only]
     if elsewhere:
         raise OrderError(
             f"the table runs {elsewhere[0]} on {order.only}, but it is placed on "
@@ -74,21 +100,19 @@ def _member(graph: Graph, selector: Selector, order: Order, call: Call) -> list[
     return found
 
 
-def _take_turns(members: list[list[str]]) -> list[str]:
+def _take_turns(graph: Graph, members: list[list[str]]) -> list[str]:
+    """Members alternate if any of them communicates, so that one hides behind the other."""
+    chunks = [name for member in members for name in member]
+    if graph.level == "physical" and not any(talks(graph, name) for name in chunks):
+        return chunks
     return [name for turn in zip_longest(*members) for name in turn if name is not None]
 
 
-def _refuse_cycle(
-    graph: Graph,
-    cycle: list[str],
-    edges: list[OrderEdge],
-    place: dict[tuple[int, str], int],
-    calls: Sequence[Call],
-) -> None:
-    asked = {(edge.before, edge.after): edge.origin for edge in edges}
+def _refuse_cycle(graph: Graph, cycle: list[str], found: _Found, calls: Sequence[Call]) -> None:
+    asked = {(edge.before, edge.after): edge.origin for edge in found.edges}
     before, after = next(pair for pair in pairwise(cycle) if pair in asked)
     origin = asked[before, after]
-    groups = {name: group + 1 for (_, name), group in place.items()}
+    groups = {name: group + 1 for (_, name), group in found.place.items()}
     path = find_path(graph, after, before)
     details = [f"group {groups[before]}  {before}  needs  {after}  of group {groups[after]}"]
     details.append(f"path     {' -> '.join(path or cycle)}")

@@ -17,7 +17,7 @@ def successors(graph: Graph, extra: tuple[OrderEdge, ...] = ()) -> dict[str, lis
     for node in graph.nodes.values():
         for before in graph.predecessors(node):
             found[before].append(node.name)
-    for edge in (*graph.edges, *extra):
+    for edge in (*(e for e in graph.edges if not e.issued), *extra):
         found[edge.before].append(edge.after)
     return found
 

@@ -21,15 +21,16 @@ from piper.ir.nodes import COMPUTE, Node
 from piper.ir.values import Value
 from piper.mesh import Slice
 
-_HEADER = ("mesh", "streams", "splits", "orders", "edges", "loss", "count")
-_KINDS = ("chunk", "comm", "accumulate", "read", "update")
+_HEADER = ("mesh", "streams", "splits", "orders", "edges", "overlaps", "loss", "count")
+_KINDS = ("chunk", "comm", "accumulate", "read", "norm", "update", "settle")
 _NODE = re.compile(
     r"(?P<kind>\w+) (?P<name>\S+) \((?P<inputs>.*?)\) -> \((?P<outputs>.*?)\)"
     r"(?: at (?P<slice>\S+))? on (?P<stream>\S+)(?: (?P<rest>\{.*\}))?$"
 )
 _VALUE = re.compile(
     r"value (?P<name>\S+) (?P<role>\w+) (?P<dtype>\w+)\[(?P<shape>[\d,]*)\]"
-    r"(?: at (?P<slice>\S+))?(?: \{(?P<layout>.*?)\})?(?: of (?P<of>\S+))?(?: bound (?P<bound>\d+))?$"
+    r"(?: at (?P<slice>\S+))?(?: \{(?P<layout>.*?)\})?(?: of (?P<of>\S+))?"
+    r"(?: with (?P<rest>\{.*\}))?$"
 )
 
 
@@ -52,7 +53,10 @@ def _value_line(value: Value) -> str:
         line += " {" + "; ".join(f"{axis}: {layout}" for axis, layout in value.layout) + "}"
     if value.of:
         line += f" of {value.of}"
-    return line + (f" bound {value.bound}" if value.bound is not None else "")
+    fields: dict[str, Any] = msgspec.to_builtins(value)
+    for spelled in ("name", "role", "dtype", "shape", "slice", "layout", "of"):
+        fields.pop(spelled, None)
+    return line + (f" with {msgspec.json.encode(fields).decode()}" if fields else "")
 
 
 def node_line(node: Node) -> str:
@@ -101,6 +105,7 @@ def _parse_slice(text: str | None) -> dict[str, Any] | None:
 def _parse_value(match: re.Match[str]) -> dict[str, Any]:
     found = match.groupdict()
     return {
+        **(msgspec.json.decode(found["rest"]) if found["rest"] else {}),
         "name": found["name"],
         "role": found["role"],
         "dtype": found["dtype"],
@@ -108,7 +113,6 @@ def _parse_value(match: re.Match[str]) -> dict[str, Any]:
         "layout": [pair.split(": ") for pair in (found["layout"] or "").split("; ") if pair],
         "slice": _parse_slice(found["slice"]),
         "of": found["of"] or "",
-        "bound": int(found["bound"]) if found["bound"] else None,
     }
 
 

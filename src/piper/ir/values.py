@@ -20,6 +20,11 @@ Role = Literal[
     "loss",
     "count",
     "sum",  # several nodes add into it; readers wait for all of them
+    "gradient",  # a bucket's gradient, or the rank's part of it: a sum that stays
+    "flat",  # all parameters of a bucket
+    "shard",  # the rank's part of a bucket
+    "gathered",  # a bucket for as long as it is used
+    "updated",  # new content of something that stays
     "splits",  # host integers: rows to and from each peer
     "wire",  # between a send and its recv
     "constant",
@@ -37,7 +42,8 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor, on all ranks of a slice.
 
     `of` names what a gradient or a sum belongs to: an activation or a parameter. With `bound`, dim 0
-    depends on the data: `shape[0]` is what to expect and `bound` the most it can be.
+    depends on the data: `shape[0]` is what to expect and `bound` the most it can be. With `place` it
+    takes the place of that Value; with `base` it is a part of that one, from element `offset` on.
     """
 
     name: str
@@ -48,16 +54,26 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     of: str = ""
     bound: int | None = None
     slice: Slice | None = None
+    place: str = ""
+    base: str = ""
+    offset: int = 0
+    bucket: int = -1
+    uses: int = 0
+    ahead: int = 0
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * _BYTES.get(self.dtype, 4)
+        return math.prod(self.shape) * dtype_bytes(self.dtype)
 
     @property
     def bound_nbytes(self) -> int:
         if self.bound is None:
             return self.nbytes
-        return self.bound * math.prod(self.shape[1:]) * _BYTES.get(self.dtype, 4)
+        return self.bound * math.prod(self.shape[1:]) * dtype_bytes(self.dtype)
+
+
+def dtype_bytes(dtype: str) -> int:
+    return _BYTES.get(dtype, 4)
 
 
 def accumulation_dtype(dtype: str) -> str:

@@ -7,7 +7,8 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm
 from piper.ir.sorting import find_cycle
 
-_GIVEN = ("batch", "param", "buffer", "constant")
+_GIVEN = ("batch", "param", "buffer", "constant", "flat", "shard")
+_SUMS = ("sum", "gradient")
 
 
 def verify(graph: Graph) -> None:
@@ -23,9 +24,9 @@ def verify(graph: Graph) -> None:
                 _broken("a Value is read but never written", name, value)
     for value, writers in graph.producers.items():
         role = graph.values[value].role
-        if role in _GIVEN:
+        if role in _GIVEN and not graph.values[value].base:
             _broken("a given Value is written", writers[0], value)
-        if len(writers) > 1 and role != "sum":
+        if len(writers) > 1 and role not in _SUMS:
             _broken("a Value is written twice", *writers[:2], value)
     for edge in graph.edges:
         if edge.before not in graph.nodes or edge.after not in graph.nodes:
@@ -60,7 +61,7 @@ def _verify_physical(graph: Graph) -> None:
         elif slices != set(members[0].group.slices) or len(members) != len(slices):
             _broken("a collective needs one node on each slice of its group", key)
     for node in graph.nodes.values():
-        if isinstance(node, Chunk) and node.phase == "B" and node.forward not in graph.nodes:
+        if isinstance(node, Chunk) and node.phase != "F" and node.forward not in graph.nodes:
             _broken("a backward has no forward", node.name)
 
 

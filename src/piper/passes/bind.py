@@ -7,7 +7,7 @@ batch leaves and saved Values of their own slice; sharded chunks have their exch
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -34,6 +34,10 @@ class _Forward:
     saved: list[str]
     bodies: ChunkBodies
     route: Route | None
+    kept: list[str]  # what BI gives to BW
+    gradients: dict[str, str]  # of what -> the Value of that contribution
+    receiver: Chunk | None = None  # the B or BI at which gradients of the outputs arrive
+    tangents: dict[int, str] = field(default_factory=dict)
 
 
 def bind_bodies(logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpec]) -> Draft:
@@ -42,7 +46,10 @@ def bind_bodies(logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpe
         if node.phase == "F":
             binder.forward(node)
     for node in logical.chunks:
-        if node.phase == "B":
+        if node.phase != "F":
+            binder.announce(node)
+    for node in logical.chunks:
+        if node.phase != "F":
             binder.backward(node)
     return binder.draft
 
@@ -72,7 +79,7 @@ class _Binder:
             name = f"$saved.{index}.{node.name}"
             saved.append(self.draft.value(self._value(name, "saved", spec, node, route)))
         table = {"input": inputs, "output": outputs, "saved": saved}
-        body = found.forward
+        body = found.by_phase["F"]
         self.draft.node(
             msgspec.structs.replace(
                 node,
@@ -85,32 +92,41 @@ class _Binder:
             for local, name in zip(outputs, names, strict=True):
                 plain = msgspec.structs.replace(self.draft.values[local], name=name, bound=None)
                 route.give_back(self.draft, local, plain, chunk=node)
-        self.done[node.name] = _Forward(inputs, outputs, names, saved, found, route)
+        kept = [f"$kept.{index}.{node.name}" for index in range(len(found.kept))]
+        self.done[node.name] = _Forward(inputs, outputs, names, saved, found, route, kept, {})
+
+    def announce(self, node: Chunk) -> None:
+        """Note which gradients a backward, or a half of one, stands for."""
+        forward = self.done[node.forward]
+        forward.gradients |= {self.logical.values[name].of: name for name in node.outputs}
+        if node.phase != "BW":
+            forward.receiver = node
 
     def backward(self, node: Chunk) -> None:
         forward = self.done[node.forward]
-        body = forward.bodies.backward
-        assert body is not None
+        body = forward.bodies.by_phase.get(node.phase)
+        if body is None:
+            return  # a first stage has no BI, a stage without parameters no BW
         route = forward.route
-        tangents: dict[int, str] = {}
         for ref in body.inputs:
-            if ref.kind == "tangent":
-                name = self._tangent(node, forward.results[ref.index])
-                if route:
-                    [name] = route.send_rows(self.draft, [name], node, f"t{ref.index}")
-                tangents[ref.index] = name
+            if ref.kind == "tangent" and ref.index not in forward.tangents:
+                forward.tangents[ref.index] = self._received(forward, ref.index)
         table: dict[str, Mapping[int, str]] = {
             "input": dict(enumerate(forward.inputs)),
             "output": dict(enumerate(forward.outputs)),
             "saved": dict(enumerate(forward.saved)),
-            "tangent": tangents,
+            "kept": dict(enumerate(forward.kept)),
+            "tangent": forward.tangents,
         }
-        contributions = {self.logical.values[name].of: name for name in node.outputs}
         traced = self.logical.nodes[node.forward].inputs
         outputs = []
         back: list[tuple[str, Value]] = []
         for ref in body.outputs:
-            name = contributions[traced[ref.index]]
+            if ref.kind == "kept":
+                name, spec = forward.kept[ref.index], forward.bodies.kept[ref.index]
+                outputs.append(self.draft.value(self._value(name, "saved", spec, node, route)))
+                continue
+            name = forward.gradients[traced[ref.index]]
             value = self.logical.values[name]
             spec = forward.bodies.grads[ref.index]
             made = self._value(name, value.role, spec, node, route, of=value.of)
@@ -131,6 +147,15 @@ class _Binder:
         for local, plain in back:
             assert route is not None
             route.give_back(self.draft, local, plain, chunk=node)
+
+    def _received(self, forward: _Forward, index: int) -> str:
+        """The gradient of an output, where the backward needs it."""
+        node = forward.receiver
+        assert node is not None
+        name = self._tangent(node, forward.results[index])
+        if forward.route:
+            [name] = forward.route.send_rows(self.draft, [name], node, f"t{index}")
+        return name
 
     def _route(self, node: Chunk) -> Route | None:
         axes = tuple(owner.axis for owner in node.owners if owner.how == "shard")

@@ -6,18 +6,50 @@ from collections import defaultdict
 
 import msgspec
 
-from piper.errors import PlanError
 from piper.ir.graph import Graph, Stream
-from piper.ir.nodes import COMPUTE, Accumulate, Chunk, Comm, Node, Read, Update
+from piper.ir.nodes import (
+    COMPUTE,
+    Accumulate,
+    Chunk,
+    Comm,
+    Node,
+    Norm,
+    Read,
+    Settle,
+    Update,
+)
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
+from piper.passes.buckets import Bucketed
 from piper.passes.events import waits_of
-from piper.plan.types import RankClass, Slot, SlotKind, Task, TaskKind
+from piper.plan.types import PERSISTENT, Memory, RankClass, Slot, SlotKind, Task
 
-_PERSISTENT = ("param", "buffer", "constant", "grad")
+_KINDS: dict[str, SlotKind] = {
+    "param": "param",
+    "buffer": "buffer",
+    "batch": "batch",
+    "constant": "constant",
+    "flat": "flat",
+    "shard": "shard",
+    "gathered": "gathered",
+    "gradient": "grad",
+    "sum": "sum",
+    "splits": "host",
+}
+_MEMORY: dict[str, Memory] = {
+    "param": "parameters",
+    "flat": "parameters",
+    "shard": "parameters",
+    "gathered": "gathered",
+    "gradient": "gradients",
+    "param_grad": "gradients",
+    "saved": "saved",
+}
 
 
-def emit(graph: Graph) -> tuple[tuple[RankClass, ...], tuple[Stream, ...], tuple[Group, ...]]:
+def emit(
+    graph: Graph, bucketed: Bucketed
+) -> tuple[tuple[RankClass, ...], tuple[Stream, ...], tuple[Group, ...]]:
     """One class per slice. Nodes are dispatched in the order in which they stand in the graph."""
     by_slice: dict[Slice, list[Node]] = defaultdict(list)
     for node in graph.nodes.values():
@@ -32,7 +64,8 @@ def emit(graph: Graph) -> tuple[tuple[RankClass, ...], tuple[Stream, ...], tuple
             groups.setdefault(node.group, len(groups))
     number = {stream.name: index for index, stream in enumerate(streams)}
     classes = tuple(
-        _Emitter(graph, by_slice[at], number, groups).rank_class(at) for at in sorted(by_slice)
+        _Emitter(graph, bucketed, by_slice[at], number, groups).rank_class(at)
+        for at in sorted(by_slice)
     )
     return classes, streams, tuple(groups)
 
@@ -41,15 +74,23 @@ class _Emitter:
     """The slots and tasks of one class."""
 
     def __init__(
-        self, graph: Graph, nodes: list[Node], streams: dict[str, int], groups: dict[Group, int]
+        self,
+        graph: Graph,
+        bucketed: Bucketed,
+        nodes: list[Node],
+        streams: dict[str, int],
+        groups: dict[Group, int],
     ) -> None:
         self.graph = graph
+        self.bucketed = bucketed
         self.nodes = nodes
         self.streams = streams
         self.groups = groups
         self.slots: list[Slot] = []
         self.slot_of: dict[str, int] = {}
-        self.started: set[str] = set()  # sums that some task has begun
+        self.started: set[tuple[str, int]] = set()  # sums, or parts of them, that a task has begun
+        self.fresh: dict[str, bool] = {}  # bucket sums that some task has touched
+        self.added = self._added_parts()
         self.position = {node.name: index for index, node in enumerate(nodes)}
 
     def rank_class(self, at: Slice) -> RankClass:
@@ -62,7 +103,37 @@ class _Emitter:
             msgspec.structs.replace(task, waits=waits[i], frees=tuple(frees.get(i, ())))
             for i, task in enumerate(drafts)
         )
-        return RankClass(at, tuple(self.slots), tasks, self._results(at))
+        return RankClass(
+            at, tuple(self._with_memory(tasks)), tasks, self._results(at), self._overlaps()
+        )
+
+    def _overlaps(self) -> tuple[tuple[int, ...], ...]:
+        """Per group of chunks that take turns, all tasks dispatched from its first to its last."""
+        found = []
+        for turns in self.graph.overlaps:
+            if turns[0] in self.position:
+                places = [self.position[name] for name in turns]
+                found.append(tuple(range(min(places), max(places) + 1)))
+        return tuple(found)
+
+    def _with_memory(self, tasks: tuple[Task, ...]) -> list[Slot]:
+        """Activations that a backward reads count as saved, like what was made for it."""
+        kept = {slot for task in tasks if task.phase[:1] == "B" for slot in task.reads}
+        made = {slot for task in tasks if task.phase == "F" for slot in (*task.reads, *task.writes)}
+        return [
+            msgspec.structs.replace(slot, memory="saved")
+            if index in kept and index in made and slot.kind == "temp" and slot.memory == "buffers"
+            else slot
+            for index, slot in enumerate(self.slots)
+        ]
+
+    def _added_parts(self) -> dict[str, set[int]]:
+        """Bucket sum -> the offsets at which something is added into it here."""
+        found: dict[str, set[int]] = defaultdict(set)
+        for node in self.nodes:
+            if isinstance(node, Accumulate) and self.graph.values[node.outputs[0]].bucket >= 0:
+                found[node.outputs[0]].update(node.offsets)
+        return found
 
     def _results(self, at: Slice) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -70,6 +141,9 @@ class _Emitter:
             for name in (f"${what}@{at}", f"$sum.{what}@{at}"):
                 if name in self.slot_of:
                     found.setdefault(what, self.slot_of[name])
+        for name in (f"$norm@{at}", f"$squares@{at}"):
+            if name in self.slot_of:
+                found.setdefault("squares", self.slot_of[name])
         return found
 
     def _task(self, node: Node) -> Task:
@@ -77,58 +151,97 @@ class _Emitter:
             "name": node.name,
             "stream": self.streams[node.stream],
             "reads": tuple(self._slot(name) for name in node.inputs if not self._wire(name)),
+            "writes": tuple(self._slot(name) for name in node.outputs if not self._wire(name)),
             "origin": node.origin,
         }
-        if isinstance(node, Comm) and node.in_place:
-            for before, after in zip(node.inputs, node.outputs, strict=True):
-                self.slot_of[after] = self._slot(before)
-        writes = tuple(self._slot(name) for name in node.outputs if not self._wire(name))
         match node:
             case Chunk():
-                return Task(kind="run", writes=writes, body=node.body, **common)  # type: ignore[arg-type]
+                return Task(kind="run", body=node.body, phase=node.phase, **common)  # type: ignore[arg-type]
             case Accumulate():
-                first = tuple(name not in self.started for name in node.outputs)
-                self.started.update(node.outputs)
-                return Task(kind="add", writes=writes, first=first, **common)  # type: ignore[arg-type]
+                return self._add(node, common)
             case Read():
-                group = self.groups[node.group]
-                return Task(kind="read", writes=writes, group=group, **common)  # type: ignore[arg-type]
+                return Task(kind="read", group=self.groups[node.group], **common)  # type: ignore[arg-type]
+            case Norm():
+                return Task(kind="norm", weights=node.weights, **common)  # type: ignore[arg-type]
             case Update():
-                params = tuple(self._slot(name) for name in node.params)
-                return Task(kind="update", writes=params, count=node.count, **common)  # type: ignore[arg-type]
-            case Comm():
-                kind: TaskKind = _kind(node)
-                group = self.groups[node.group]
                 return Task(
-                    kind=kind,
-                    writes=writes,
-                    group=group,
+                    kind="update",
+                    bucket=node.bucket,
+                    count=node.count,
+                    clip=node.clip,
+                    late=node.late,
+                    **common,  # type: ignore[arg-type]
+                )
+            case Settle():
+                return Task(
+                    kind="settle",
+                    bucket=node.bucket,
+                    count=node.count,
+                    clip=node.clip,
+                    **common,  # type: ignore[arg-type]
+                )
+            case Comm():
+                return Task(
+                    kind=node.comm,
+                    group=self.groups[node.group],
                     key=node.key,
                     reverse=node.reverse,
                     **common,  # type: ignore[arg-type]
                 )
 
+    def _add(self, node: Accumulate, common: dict[str, object]) -> Task:
+        (first_sum, *_), offsets = node.outputs, node.offsets
+        parts = [(name, 0) for name in node.outputs]
+        zeros = False
+        if offsets or not node.inputs:
+            parts = [(first_sum, offset) for offset in offsets]
+            bucket = self.bucketed.buckets[self.graph.values[first_sum].bucket]
+            fresh = self.fresh.setdefault(first_sum, True)
+            self.fresh[first_sum] = False
+            zeros = fresh and self.added[first_sum] != set(bucket.offsets)
+            # What lies between parameters is reduced with them, and must be a number.
+            zeros |= fresh and self.graph.values[first_sum].role == "sum"
+        first = []
+        for part in parts:
+            first.append(part not in self.started)
+            self.started.add(part)
+        return Task(
+            kind="add",
+            first=tuple(first),
+            offsets=offsets,
+            zeros=zeros,
+            **common,  # type: ignore[arg-type]
+        )
+
     def _wire(self, name: str) -> bool:
         return self.graph.values[name].role == "wire"
 
     def _slot(self, name: str) -> int:
-        if name not in self.slot_of:
-            self.slot_of[name] = len(self.slots)
-            self.slots.append(self._new_slot(self.graph.values[name]))
-        return self.slot_of[name]
+        found = self.slot_of.get(name)
+        if found is None:
+            value = self.graph.values[name]
+            if value.place:
+                found = self._slot(value.place)
+            else:
+                base = self._slot(value.base) if value.base else -1
+                found = len(self.slots)
+                self.slots.append(self._new_slot(value, base))
+            self.slot_of[name] = found
+        return found
 
-    def _new_slot(self, value: Value) -> Slot:
-        split_over = tuple(axis for axis, layout in value.layout if layout == "split(0)")
-        kind: SlotKind
+    def _new_slot(self, value: Value, base: int) -> Slot:
+        kind = _KINDS.get(value.role, "temp")
+        source = ""
         if value.role in ("param", "buffer", "batch", "constant"):
-            kind = value.role
             source = value.of.partition("[")[0]
-        else:
-            kind = {"sum": "sum", "splits": "host"}.get(value.role, "temp")  # type: ignore[assignment]
-            source = ""
-            owner = self.graph.values.get(value.of)
-            if kind == "sum" and owner is not None and owner.role == "param":
-                kind, source = "grad", owner.of
+        split_over: tuple[str, ...] = ()
+        if kind == "param":
+            split_over = tuple(axis for axis, layout in value.layout if layout == "split(0)")
+        elif kind == "shard":
+            split_over = self.bucketed.buckets[value.bucket].over
+        memory = _MEMORY.get(value.role, "buffers")
+        if kind == "sum" and value.bucket >= 0:
+            memory = "gradients"
         return Slot(
             name=value.name,
             kind=kind,
@@ -136,20 +249,32 @@ class _Emitter:
             dtype=value.dtype,
             source=source,
             microbatch=_microbatch(self.graph, value.of) if kind == "batch" else 0,
-            split_over=split_over if kind in ("param", "grad") else (),
+            split_over=split_over,
             bound=value.bound,
+            base=base,
+            offset=value.offset,
+            bucket=value.bucket,
+            memory=memory,
+            uses=value.uses,
+            ahead=value.ahead,
         )
+
+    def _root(self, slot: int) -> int:
+        """The slot whose memory another one shows."""
+        while self.slots[slot].base >= 0:
+            slot = self.slots[slot].base
+        return slot
 
     def _frees(self, tasks: list[Task]) -> dict[int, list[int]]:
         """Task -> slots that nobody touches after it in dispatch order."""
         last: dict[int, int] = {}
         for index, task in enumerate(tasks):
             for slot in (*task.reads, *task.writes):
-                last[slot] = index
+                last[self._root(slot)] = index
         keep = set(self._results(self.nodes[0].slice or Slice()).values())
         found: dict[int, list[int]] = defaultdict(list)
         for slot, index in last.items():
-            if self.slots[slot].kind not in _PERSISTENT and slot not in keep:
+            if self.slots[slot].kind not in PERSISTENT and slot not in keep:
                 found[index].append(slot)
         return found
 
@@ -159,28 +284,26 @@ class _Emitter:
         readers: dict[int, list[int]] = defaultdict(list)  # slot -> tasks that read it since
         found: list[set[int]] = []
         for index, task in enumerate(tasks):
-            after = {writer[slot] for slot in task.reads if slot in writer}
-            for slot in (*task.writes, *frees.get(index, ())):
+            reads = [self._root(slot) for slot in task.reads]
+            writes = [self._root(slot) for slot in task.writes]
+            after = {writer[slot] for slot in reads if slot in writer}
+            for slot in (*writes, *frees.get(index, ())):
                 after.update(readers[slot])
                 if slot in writer:
                     after.add(writer[slot])
             after.discard(index)
             found.append(after)
-            for slot in task.reads:
+            for slot in reads:
                 readers[slot].append(index)
-            for slot in task.writes:
+            for slot in writes:
                 writer[slot] = index
                 readers[slot] = []
         for edge in self.graph.edges:
+            if edge.issued:
+                continue
             if edge.before in self.position and edge.after in self.position:
                 found[self.position[edge.after]].add(self.position[edge.before])
         return found
-
-
-def _kind(node: Comm) -> TaskKind:
-    if node.comm in ("reduce_scatter", "all_gather"):
-        raise PlanError(f"{node.name}: {node.comm} is not supported yet")
-    return node.comm  # type: ignore[return-value]
 
 
 def _microbatch(graph: Graph, name: str) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from piper.errors import Call, OrderError, PiperError, PlanError, SplitError
 from piper.ir.graph import Graph
 from piper.ir.ordering import resolve_orders
@@ -13,8 +11,11 @@ from piper.ir.sorting import sorted_topologically
 from piper.ir.verify import verify
 from piper.mesh import Slice
 from piper.passes.bind import GetBodies, bind_bodies
-from piper.passes.gradients import update_parameters
+from piper.passes.buckets import Bucketed, make_buckets
+from piper.passes.clip import measure_norm
+from piper.passes.gradients import reduce_gradients, update_parameters
 from piper.passes.loss import report_loss
+from piper.passes.pace import pace
 from piper.passes.schedule import crossed_messages, schedule
 from piper.passes.transfers import transfer_values
 from piper.plan.body_spec import TensorSpec
@@ -49,15 +50,26 @@ def lower_graph(
     specs: Mapping[str, TensorSpec],
     flops: Mapping[str, float],
     calls: Sequence[Call],
-) -> Graph:
-    """The physical graph in dispatch order."""
+    device: str = "cpu",
+    clip: float | None = None,
+    late: bool = False,
+) -> tuple[Graph, Bucketed]:
+    """The physical graph in dispatch order, and its buckets."""
     draft = bind_bodies(logical, bodies, specs)
     slices = sorted({node.slice or Slice() for node in logical.nodes.values()})
-    divisor = report_loss(draft, slices, data_axes(logical))
-    update_parameters(draft, divisor)
+    axes = data_axes(logical)
+    divisor = report_loss(draft, slices, axes)
+    bucketed = make_buckets(draft, calls)
+    gradients = reduce_gradients(draft, bucketed)
+    clipping = None
+    if clip is not None:
+        clipping = measure_norm(
+            draft, bucketed, gradients, slices=slices, data_axes=axes, largest=clip, late=late
+        )
+    update_parameters(draft, bucketed, gradients, divisor, clipping)
     transfer_values(draft)
     graph = sorted_topologically(draft.graph())
-    graph = msgspec.structs.replace(graph, edges=resolve_orders(graph, calls))
+    graph = resolve_orders(graph, calls, device=device)
     try:
         graph = schedule(graph, flops)
     except PlanError as error:
@@ -65,13 +77,14 @@ def lower_graph(
     crossed = crossed_messages(graph)
     if crossed:
         raise _order_error(graph, calls, "sent {} before {}, received {} first".format(*crossed))
+    graph = pace(graph, bucketed)
     verify(graph)
-    return graph
+    return graph, bucketed
 
 
 def _order_error(graph: Graph, calls: Sequence[Call], reason: str) -> PiperError:
     """Only an order that names communication can make ranks wait for each other."""
-    named = [o for o in graph.orders if any(s.comm for group in o.groups for s in group)]
+    named = [o for o in graph.orders if any(s.comm for g in o.groups for m in g for s in m)]
     if not named:
         return PlanError(reason)
     return OrderError(

@@ -16,7 +16,7 @@ import msgspec
 from piper.cost.estimate import estimate
 from piper.errors import PlanError
 from piper.ir.graph import Graph
-from piper.ir.nodes import Chunk, Comm, Node, Update
+from piper.ir.nodes import Chunk, Comm, Node, Settle, Update
 from piper.ir.sorting import successors
 from piper.mesh import Slice
 
@@ -48,9 +48,15 @@ class _Simulation:
         self.graph = graph
         self.flops = flops
         self.following = successors(graph)
+        self.issuing: dict[str, list[str]] = defaultdict(
+            list
+        )  # node -> who may not start before it
+        for edge in graph.edges:
+            if edge.issued:
+                self.issuing[edge.before].append(edge.after)
         self.together = _collectives(graph)  # node -> all nodes of its collective
         self.missing: dict[str, int] = defaultdict(int)
-        for targets in self.following.values():
+        for targets in (*self.following.values(), *self.issuing.values()):
             for target in targets:
                 self.missing[target] += 1
         self.rank = {
@@ -115,10 +121,16 @@ class _Simulation:
             self.free_at[self._queue(member)] = end
             self.order.append(member)
             for target in self.following[member]:
-                self.inputs_at[target] = max(self.inputs_at[target], end)
-                self.missing[target] -= 1
-                if self.missing[target] == 0:
-                    self._arrived(target)
+                self._passed(target, end)
+            for target in self.issuing.get(member, ()):
+                self._passed(target, now)
+
+    def _passed(self, target: str, at: float) -> None:
+        """One of the things that a node waits for is over at a time."""
+        self.inputs_at[target] = max(self.inputs_at[target], at)
+        self.missing[target] -= 1
+        if self.missing[target] == 0:
+            self._arrived(target)
 
 
 def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
@@ -132,5 +144,6 @@ def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
 def _rank(graph: Graph, node: Node, index: int) -> tuple[int, int, int]:
     """What runs first when several could: what frees memory, then early microbatches."""
     later = isinstance(node, Chunk) and node.phase == "F"
-    last = isinstance(node, Update) or (isinstance(node, Comm) and node.comm == "all_reduce")
+    last = isinstance(node, Update | Settle)
+    last |= isinstance(node, Comm) and node.comm in ("all_reduce", "all_gather")
     return (2 if last else int(later), graph.microbatch(node), index)

@@ -18,11 +18,11 @@ class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 class Ref(msgspec.Struct, frozen=True):
     """One tensor of a chunk, as its bodies name it.
 
-    `input` i and `output` i are the chunk's own; `saved` i is kept from forward to backward;
-    `tangent` i is the gradient of output i; `grad` i the gradient of input i.
+    `input` i and `output` i are the chunk's own; `saved` i is kept from forward to backward, `kept` i
+    from BI to BW; `tangent` i is the gradient of output i; `grad` i the gradient of input i.
     """
 
-    kind: Literal["input", "output", "saved", "tangent", "grad"]
+    kind: Literal["input", "output", "saved", "kept", "tangent", "grad"]
     index: int
 
 
@@ -36,10 +36,13 @@ class BodySpec(msgspec.Struct, frozen=True):
 
 
 class ChunkBodies(msgspec.Struct, frozen=True):
-    """The bodies of one chunk; `backward` is None where no gradient passes."""
+    """The bodies of one chunk by phase; a phase that has nothing to do has none.
 
-    forward: BodySpec
-    backward: BodySpec | None
+    `kept` are the Values that BI gives to BW.
+    """
+
+    by_phase: dict[str, BodySpec]
     saved: tuple[TensorSpec, ...]
+    kept: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     grads: dict[int, TensorSpec]

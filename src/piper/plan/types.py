@@ -205,8 +205,11 @@ class RankPlan(msgspec.Struct, frozen=True):
     groups: dict[int, tuple[int, ...]]
 
     def part_of(self, slot: Slot, mesh: Mesh) -> tuple[int, int]:
-        """Which part of a tensor's dim 0 this rank has, and of how many."""
-        return mesh.position(self.coordinates, slot.split_over), mesh.size_of(slot.split_over)
+        """Which part of a slot's tensor, cut along dim 0, this rank has, and of how many."""
+        return self.part_along(slot.split_over, mesh)
+
+    def part_along(self, axes: tuple[str, ...], mesh: Mesh) -> tuple[int, int]:
+        return mesh.position(self.coordinates, axes), mesh.size_of(axes)
 
 
 def bind(plan: Plan, rank: int) -> RankPlan:

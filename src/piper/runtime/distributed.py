@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -50,22 +49,39 @@ class DistributedTransport:
         self.groups = communicators.groups
 
     def start(
-        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+        self,
+        exchange: Exchange,
+        tensor: Tensor | None,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
     ) -> Pending:
         group = self.groups[exchange.ranks, exchange.stream]
+        if tensor is None:
+            into = _empty(exchange)
+            work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
+            return _Work(work, into)
         match exchange.task.kind:
             case "send":
-                work = dist.isend(tensors[0], exchange.peer, group=group, tag=_tag(exchange))
-                return _Work([work], keep=tensors)
-            case "recv":
-                (slot,) = exchange.outputs
-                into = torch.empty(slot.shape, dtype=getattr(torch, slot.dtype))
-                work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
-                return _Work([work], results=[into])
+                work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))
+                return _Work(work, keep=tensor)
             case "all_reduce":
-                return _all_reduce(exchange, tensors, group)
+                into = tensor.clone() if into is None else tensor
+                return _Work(dist.all_reduce(into, group=group, async_op=True), into)
+            case "reduce_scatter":
+                into = _empty(exchange) if into is None else into
+                work = dist.reduce_scatter_tensor(into, tensor, group=group, async_op=True)
+                return _Work(work, into, keep=tensor)
+            case "all_gather":
+                into = _empty(exchange) if into is None else into
+                work = dist.all_gather_into_tensor(into, tensor, group=group, async_op=True)
+                return _Work(work, into, keep=tensor)
             case _:
-                return _all_to_all(exchange, tensors[0], splits, group)
+                return _all_to_all(exchange, tensor, splits, group)
+
+
+def _empty(exchange: Exchange) -> Tensor:
+    (slot,) = exchange.outputs
+    return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype))
 
 
 def _tag(exchange: Exchange) -> int:
@@ -75,72 +91,16 @@ def _tag(exchange: Exchange) -> int:
 
 @dataclass
 class _Work:
-    works: list[Any]
-    results: list[Tensor] | None = None
-    keep: list[Tensor] | None = None  # what is being read must live until the end
+    work: Any
+    result: Tensor | None = None
+    keep: Tensor | None = None  # what is being read must live until the end
 
     def ready(self) -> bool:
-        return all(work.is_completed() for work in self.works)
+        return bool(self.work.is_completed())
 
     def finish(self) -> list[Tensor]:
-        for work in self.works:
-            work.wait()
-        return self.results or []
-
-
-@dataclass
-class _Flat:
-    """Several tensors reduced as one buffer per dtype."""
-
-    works: list[Any]
-    flats: list[tuple[Tensor, list[int]]]
-    tensors: list[Tensor]
-
-    def ready(self) -> bool:
-        return all(work.is_completed() for work in self.works)
-
-    def finish(self) -> list[Tensor]:
-        for work in self.works:
-            work.wait()
-        results = list(self.tensors)
-        for flat, indices in self.flats:
-            start = 0
-            for index in indices:
-                tensor = self.tensors[index]
-                part = flat[start : start + tensor.numel()].view(tensor.shape)
-                results[index] = part
-                start += tensor.numel()
-        return results
-
-
-def _all_reduce(exchange: Exchange, tensors: list[Tensor], group: Any) -> Pending:
-    in_place = exchange.task.reads == exchange.task.writes
-    by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
-    for index, tensor in enumerate(tensors):
-        by_dtype[tensor.dtype].append(index)
-    works, flats = [], []
-    for indices in by_dtype.values():
-        flat = torch.cat([tensors[i].reshape(-1) for i in indices])
-        works.append(dist.all_reduce(flat, group=group, async_op=True))
-        flats.append((flat, indices))
-    pending = _Flat(works, flats, tensors)
-    return _InPlace(pending, tensors) if in_place else pending
-
-
-@dataclass
-class _InPlace:
-    """Results go back into the tensors that were reduced: their memory is the slot's for good."""
-
-    pending: _Flat
-    tensors: list[Tensor]
-
-    def ready(self) -> bool:
-        return self.pending.ready()
-
-    def finish(self) -> list[Tensor]:
-        for tensor, result in zip(self.tensors, self.pending.finish(), strict=True):
-            tensor.copy_(result)
-        return self.tensors
+        self.work.wait()
+        return [] if self.result is None else [self.result]
 
 
 def _all_to_all(
@@ -154,4 +114,4 @@ def _all_to_all(
         send, receive = reversed(splits) if exchange.task.reverse else splits
         into = torch.empty((sum(receive), *tensor.shape[1:]), dtype=tensor.dtype)
         work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=True)
-    return _Work([work], results=[into], keep=[tensor])
+    return _Work(work, into, keep=tensor)

@@ -35,12 +35,16 @@ class LoopbackTransport:
             held.clear()
 
     def start(
-        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+        self,
+        exchange: Exchange,
+        tensor: Tensor | None,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
     ) -> Pending:
-        if exchange.task.kind == "send":
-            return _Send(self, exchange, tensors[0])
-        if exchange.task.kind == "recv":
+        if tensor is None:
             return _Recv(self, exchange)
+        if exchange.task.kind == "send":
+            return _Send(self, exchange, tensor)
         # The n-th collective of a communicator meets the n-th of every other member.
         channel = (exchange.ranks, exchange.stream)
         turn = self.turn[*channel, exchange.rank]
@@ -52,7 +56,7 @@ class LoopbackTransport:
             raise RunError(
                 f"rank {exchange.rank} runs {exchange.task.key} where others run {found.key}"
             )
-        found.join(exchange, tensors, splits)
+        found.join(exchange, tensor, splits)
         return _Collective(found, exchange)
 
 
@@ -100,38 +104,40 @@ class _Round:
 
     ranks: tuple[int, ...]
     key: str
-    brought: dict[int, list[Tensor]] = field(default_factory=dict)
+    brought: dict[int, Tensor] = field(default_factory=dict)
     splits: dict[int, list[list[int]] | None] = field(default_factory=dict)
-    results: dict[int, list[Tensor]] = field(default_factory=dict)
+    results: dict[int, Tensor] = field(default_factory=dict)
+    completed: bool = False
 
-    def join(
-        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
-    ) -> None:
+    def join(self, exchange: Exchange, tensor: Tensor, splits: list[list[int]] | None) -> None:
         send, receive = splits or (None, None)
         if splits and exchange.task.reverse:
             send, receive = receive, send
-        self.brought[exchange.rank] = tensors
+        self.brought[exchange.rank] = tensor
         self.splits[exchange.rank] = [send, receive] if send and receive else None
 
     def complete(self, kind: str) -> None:
-        if self.results:
+        if self.completed:
             return
-        if kind == "all_reduce":
-            for index in range(len(self.brought[self.ranks[0]])):
-                total = self.brought[self.ranks[0]][index].clone()
-                for rank in self.ranks[1:]:
-                    total += self.brought[rank][index]
-                for rank in self.ranks:
-                    self.results.setdefault(rank, []).append(total.clone())
-            return
-        parts = {rank: self._cut(rank) for rank in self.ranks}
-        for index, rank in enumerate(self.ranks):
-            rows = torch.cat([parts[sender][index] for sender in self.ranks])
-            self.results[rank] = [rows]
+        self.completed = True
+        if kind in ("all_reduce", "reduce_scatter"):
+            total = self.brought[self.ranks[0]].clone()
+            for rank in self.ranks[1:]:
+                total += self.brought[rank]
+            parts = total.chunk(len(self.ranks)) if kind == "reduce_scatter" else []
+            for index, rank in enumerate(self.ranks):
+                self.results[rank] = (parts[index] if parts else total).clone()
+        elif kind == "all_gather":
+            whole = torch.cat([self.brought[rank] for rank in self.ranks])
+            self.results = {rank: whole.clone() for rank in self.ranks}
+        else:
+            rows = {rank: self._cut(rank) for rank in self.ranks}
+            for index, rank in enumerate(self.ranks):
+                self.results[rank] = torch.cat([rows[sender][index] for sender in self.ranks])
 
     def _cut(self, rank: int) -> Sequence[Tensor]:
         """One rank's rows per receiver; without splits, equal parts."""
-        (tensor,) = self.brought[rank]
+        tensor = self.brought[rank]
         splits = self.splits[rank]
         if splits is None:
             return tensor.chunk(len(self.ranks))
@@ -148,11 +154,9 @@ class _Collective:
 
     def finish(self) -> list[Tensor]:
         self.round.complete(self.exchange.task.kind)
-        results = self.round.results[self.exchange.rank]
-        shapes = [slot.shape for slot in self.exchange.outputs if slot.bound is None]
-        if len(shapes) == len(results):
-            results = [r.reshape(shape) for r, shape in zip(results, shapes, strict=True)]
-        return results
+        result = self.round.results.pop(self.exchange.rank)
+        (slot,) = self.exchange.outputs
+        return [result.reshape(slot.shape) if slot.bound is None else result]
 
 
 class Loopback:

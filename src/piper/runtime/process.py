@@ -37,7 +37,8 @@ class _Process:
 
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         assert self.worker is not None
-        return self.worker.tensors(kind)
+        # A view would be sent with the memory of its whole bucket.
+        return {name: tensor.clone() for name, tensor in self.worker.tensors(kind).items()}
 
 
 def main(rank: int, num_ranks: int, address: str, store: str) -> None:

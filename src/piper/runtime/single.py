@@ -16,7 +16,11 @@ class _Alone:
     """The transport of a rank that has no peers."""
 
     def start(
-        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+        self,
+        exchange: Exchange,
+        tensor: Tensor | None,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
     ) -> Pending:
         raise AssertionError(f"{exchange.task.name} communicates, but there is one rank")
 

@@ -38,6 +38,11 @@ class Pending(Protocol):
 
 class Transport(Protocol):
     def start(
-        self, exchange: Exchange, tensors: list[Tensor], splits: list[list[int]] | None
+        self,
+        exchange: Exchange,
+        tensor: Tensor | None,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
     ) -> Pending:
-        """Begin. `splits` are the rows to send to and to receive from each rank of the group."""
+        """Begin. `splits` are the rows to send to and to receive from each rank of the group; results
+        may be written to `into`, memory that stays."""

@@ -1,6 +1,8 @@
-"""Updater: one Update's parameters under a `torch.optim` optimizer."""
+"""Updater: one bucket's parameters, or the rank's shard of them, under a `torch.optim` optimizer."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +20,13 @@ class Updater:
         self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
         make = getattr(torch.optim, optimizer.name)
         self.optimizer = make(self.masters, **optimizer.options)
+        self._before: list[tuple[Tensor, Tensor]] | None = None
+        self._state: dict[Any, dict[str, Any]] = {}
 
-    def step(self, grads: list[Tensor], divisor: float | Tensor) -> None:
-        """One step with the gradients' sums over their count."""
+    def step(
+        self, grads: list[Tensor], divisor: float | Tensor, scale: Tensor | None = None
+    ) -> None:
+        """One step with the gradients' sums over their count, times `scale`."""
         if isinstance(divisor, float) and divisor != 1.0:
             torch._foreach_div_(grads, divisor)
         elif isinstance(divisor, Tensor):
@@ -28,9 +34,41 @@ class Updater:
                 grad.div_(divisor)
         for master, grad in zip(self.masters, grads, strict=True):
             master.grad = grad
+        self._take(scale)
+
+    def keep(self) -> None:
+        """Remember everything that the next step changes."""
+        self._before = [(m.detach(), m.detach().clone()) for m in self.masters]
+        self._state = {
+            master: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            for master, state in self.optimizer.state.items()
+        }
+
+    def settle(self, scale: Tensor) -> None:
+        """Step again from what was kept if gradients must be smaller; forget it in any case."""
+        assert self._before is not None
+        if float(scale) < 1.0:
+            for now, before in self._before:
+                now.copy_(before)
+            self.optimizer.state.clear()
+            self.optimizer.state.update(self._state)
+            self._take(scale)
+        self._before, self._state = None, {}
+
+    def _take(self, scale: Tensor | None) -> None:
+        if scale is not None:
+            for master in self.masters:
+                assert master.grad is not None
+                master.grad.mul_(scale.to(master.grad.dtype))
         self.optimizer.step()
         if self.narrow:
             torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
+
+
+def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tensor:
+    """What gradients are multiplied by so that their norm is at most `largest`, as torch does."""
+    norm = squares.sqrt() / divisor
+    return (largest / (norm + 1e-6)).clamp(max=1.0)
 
 
 def _master(param: Tensor) -> Tensor:

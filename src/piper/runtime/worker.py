@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from piper.bodies.store import load
 from piper.errors import RunError
-from piper.plan.types import Plan, Slot, Task, bind
+from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
 from piper.runtime.transport import Exchange, Pending, Transport
-from piper.runtime.update import Updater
+from piper.runtime.update import Updater, clip_scale
 from piper.runtime.weights import initial_value
 
 Start = Callable[[], Pending | None]
@@ -49,14 +50,22 @@ class Worker:
         self.transport = transport
         self.slots: list[Any] = [None] * len(self.me.slots)
         self.batch_slots = [(i, s) for i, s in enumerate(self.me.slots) if s.kind == "batch"]
+        self._parts: dict[int, list[int]] = defaultdict(
+            list
+        )  # slot -> slots that show a part of it
+        for index, slot in enumerate(self.me.slots):
+            if slot.base >= 0:
+                self._parts[slot.base].append(index)
+        self.updaters: dict[int, Updater] = {}  # per bucket
         self._fill_model(bodies)
         self._functions = {
             task.body: load(bodies[task.body]) for task in self.me.tasks if task.body
         }
         prepare = {
-            "run": self._run, "add": self._add, "read": self._read, "update": self._update,
-            "send": self._exchange, "recv": self._exchange, "all_reduce": self._exchange,
-            "all_to_all": self._exchange,
+            "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
+            "update": self._update, "settle": self._settle, "send": self._exchange,
+            "recv": self._exchange, "all_reduce": self._exchange, "all_to_all": self._exchange,
+            "reduce_scatter": self._exchange, "all_gather": self._exchange,
         }  # fmt: skip
         self.starts: list[Start] = [prepare[task.kind](task) for task in self.me.tasks]
         self._before = _finished_before(self.me.tasks)
@@ -65,16 +74,45 @@ class Worker:
 
     def _fill_model(self, bodies: Mapping[str, str]) -> None:
         for index, slot in enumerate(self.me.slots):
-            if slot.kind in ("param", "buffer"):
-                tensor = self.plan.tensors[slot.source]
-                whole = initial_value(tensor, bodies, seed=self.plan.seed)
+            if slot.kind in ("param", "buffer") and slot.base < 0:
+                value = self._initial(slot.source, slot.split_over, bodies)
+                self._set(index, value.to(self.device))
+            elif slot.kind == "flat":
+                self._set(index, self._initial_bucket(slot.bucket, bodies).to(self.device))
+            elif slot.kind == "shard" and slot.base < 0:
                 part, parts = self.me.part_of(slot, self.plan.mesh)
-                rows = whole.chunk(parts)[part] if parts > 1 else whole
-                self.slots[index] = rows.clone().to(self.device)
+                whole = self._initial_bucket(slot.bucket, bodies)
+                self._set(index, whole.chunk(parts)[part].clone().to(self.device))
             elif slot.kind == "grad":
-                self.slots[index] = self._empty(slot)
+                self._set(index, self._empty(slot).zero_())
             elif slot.kind == "constant":
-                self.slots[index] = self._empty(slot).fill_(float(slot.source))
+                self._set(index, self._empty(slot).fill_(float(slot.source)))
+
+    def _initial(
+        self, source: str, split_over: tuple[str, ...], bodies: Mapping[str, str]
+    ) -> Tensor:
+        whole = initial_value(self.plan.tensors[source], bodies, seed=self.plan.seed)
+        part, parts = self.me.part_along(split_over, self.plan.mesh)
+        return (whole.chunk(parts)[part] if parts > 1 else whole).clone()
+
+    def _initial_bucket(self, number: int, bodies: Mapping[str, str]) -> Tensor:
+        bucket = self.plan.buckets[number]
+        flat = torch.zeros(bucket.size, dtype=getattr(torch, bucket.dtype))
+        for name, start in zip(bucket.params, bucket.offsets, strict=True):
+            value = self._initial(name, bucket.split_over, bodies)
+            flat[start : start + value.numel()] = value.flatten()
+        return flat
+
+    def _set(self, index: int, tensor: Any) -> None:
+        """Fill a slot, and those that show a part of it."""
+        self.slots[index] = tensor
+        for part in self._parts.get(index, ()):
+            slot = self.me.slots[part]
+            size = math.prod(slot.shape)
+            start = slot.offset
+            if slot.kind == "shard":
+                start = self.me.part_of(slot, self.plan.mesh)[0] * size
+            self._set(part, tensor[start : start + size].view(slot.shape))
 
     def _empty(self, slot: Slot) -> Tensor:
         return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
@@ -97,25 +135,53 @@ class Worker:
         return start
 
     def _add(self, task: Task) -> Start:
+        if self.me.slots[task.writes[0]].bucket >= 0:
+            return self._add_to_bucket(task)
         slots = self.slots
         pairs = list(zip(task.reads, task.writes, task.first, strict=True))
-        stays = {i for i in task.writes if self.me.slots[i].kind == "grad"}
-        copied = [(source, total) for source, total, first in pairs if first and total in stays]
         added = [(source, total) for source, total, first in pairs if not first]
         made = [
             (source, total, getattr(torch, self.me.slots[total].dtype))
             for source, total, first in pairs
-            if first and total not in stays
+            if first
         ]
 
         def start() -> None:
-            if copied:
-                torch._foreach_copy_([slots[t] for _, t in copied], [slots[s] for s, _ in copied])
             if added:
                 torch._foreach_add_([slots[t] for _, t in added], [slots[s] for s, _ in added])
             for source, total, dtype in made:
                 slots[total] = slots[source].to(dtype, copy=True)
 
+        return start
+
+    def _add_to_bucket(self, task: Task) -> Start:
+        """Add gradients where their parameters lie in the bucket, or a part to the rank's part."""
+        slots, (total,) = self.slots, task.writes
+        slot = self.me.slots[total]
+        fresh = slot.kind == "sum" and task.zeros
+        bucket = self.plan.buckets[slot.bucket]
+        size = dict(zip(bucket.offsets, bucket.shapes, strict=True))
+        offsets = task.offsets or (0,) * len(task.reads)
+        ranges = [
+            (source, offset, math.prod(size[offset]) if task.offsets else slot.shape[0], first)
+            for source, offset, first in zip(task.reads, offsets, task.first, strict=True)
+        ]
+        zeros = task.zeros
+
+        def start() -> None:
+            if fresh:
+                slots[total] = torch.zeros(slot.shape, dtype=dtype, device=device)
+            elif zeros:
+                slots[total].zero_()
+            flat = slots[total]
+            for wanted in (True, False):
+                parts = [(s, o, n) for s, o, n, first in ranges if first == wanted]
+                if parts:
+                    into = [flat[o : o + n] for _, o, n in parts]
+                    grads = [slots[s].view(-1) for s, _, _ in parts]
+                    (torch._foreach_copy_ if wanted else torch._foreach_add_)(into, grads)
+
+        dtype, device = getattr(torch, slot.dtype), self.device
         return start
 
     def _read(self, task: Task) -> Start:
@@ -129,16 +195,47 @@ class Worker:
 
         return start
 
-    def _update(self, task: Task) -> Start:
-        params = [self.slots[i] for i in task.writes]
-        updater = Updater(self.plan.optimizer, params)
-        grads, counts = task.reads[: len(params)], task.reads[len(params) :]
+    def _norm(self, task: Task) -> Start:
+        pairs = list(zip(task.reads, task.weights, strict=True))
+        (target,) = task.writes
 
         def start() -> None:
-            divisor: Any = self.slots[counts[0]] if counts else task.count
-            if counts and float(divisor) == 0:
+            total = torch.zeros((), dtype=torch.float64, device=self.device)
+            for source, weight in pairs:
+                total += self.slots[source].double().square().sum() * weight
+            self.slots[target] = total
+
+        return start
+
+    def _update(self, task: Task) -> Start:
+        bucket = self.plan.buckets[task.bucket]
+        updater = Updater(self.plan.optimizer, [self.slots[i] for i in task.writes])
+        self.updaters[task.bucket] = updater
+        (flat, *more) = task.reads
+        norm = more.pop() if task.clip is not None else None
+
+        def start() -> None:
+            divisor: Any = self.slots[more[0]] if more else task.count
+            if more and float(divisor) == 0:
                 raise RunError("the total count of the batch is 0: there is nothing to average")
-            updater.step([self.slots[i] for i in grads], divisor)
+            scale = None
+            if norm is not None and task.clip is not None:
+                scale = clip_scale(self.slots[norm], divisor, task.clip)
+            if task.late:
+                updater.keep()
+            updater.step(_gradients(self.slots[flat], bucket), divisor, scale)
+
+        return start
+
+    def _settle(self, task: Task) -> Start:
+        updater = self.updaters[task.bucket]
+        largest = task.clip
+        assert largest is not None
+        count = None if task.count is not None else task.reads[-2]
+
+        def start() -> None:
+            divisor: Any = task.count if count is None else self.slots[count]
+            updater.settle(clip_scale(self.slots[task.reads[-1]], divisor, largest))
 
         return start
 
@@ -148,14 +245,18 @@ class Worker:
             stream=self.plan.streams[task.stream].name,
             rank=self.me.rank,
             ranks=self.me.groups[task.group],
-            outputs=tuple(self.me.slots[i] for i in task.writes),
+            outputs=tuple(s for s in (self.me.slots[i] for i in task.writes) if s.base < 0),
         )
         hosts = [i for i in task.reads if self.me.slots[i].kind == "host"]
-        tensors = [i for i in task.reads if i not in hosts]
+        (source, *_) = [i for i in task.reads if i not in hosts] or [-1]
+        stays = [i for i in task.writes if self.me.slots[i].kind in PERSISTENT]
+        target = stays[0] if stays and self.me.slots[stays[0]].base < 0 else -1
 
         def start() -> Pending:
             splits = self.slots[hosts[0]] if hosts else None
-            return self.transport.start(exchange, [self.slots[i] for i in tensors], splits)
+            tensor = self.slots[source] if source >= 0 else None
+            into = self.slots[target] if target >= 0 else None
+            return self.transport.start(exchange, tensor, splits, into)
 
         return start
 
@@ -211,12 +312,19 @@ class Worker:
         return self.me.tasks[self._at].name
 
     def write(self, index: int, results: list[Tensor]) -> None:
-        for slot, result in zip(self.me.tasks[index].writes, results, strict=True):
-            self.slots[slot] = result
+        """Fill what a communication wrote; what stays keeps its memory, in which others have a part."""
+        whole = [slot for slot in self.me.tasks[index].writes if self.me.slots[slot].base < 0]
+        for slot, result in zip(whole, results, strict=True):
+            if self.me.slots[slot].kind not in PERSISTENT:
+                self._set(slot, result)
+            elif result is not self.slots[slot]:
+                self.slots[slot].copy_(result)
 
     def release(self, index: int) -> None:
         for slot in self.me.tasks[index].frees:
             self.slots[slot] = None
+            for part in self._parts.get(slot, ()):
+                self.slots[part] = None
 
     def results(self) -> dict[str, float]:
         found = {name: float(self.slots[i]) for name, i in self.me.results.items()}
@@ -224,8 +332,26 @@ class Worker:
         return found
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
-        """This rank's parts of all parameters, or of their last gradients, by name in the model."""
-        return {s.source: self.slots[i] for i, s in enumerate(self.me.slots) if s.kind == kind}
+        """What this rank holds of a kind: parameters that are whole here by their name in the model,
+        parts and gradients of buckets by `$` and the bucket's."""
+        found = {}
+        for index, slot in enumerate(self.me.slots):
+            whole = slot.base < 0 or self.me.slots[slot.base].kind == "flat"
+            if kind == "param" and slot.kind == "param" and whole:
+                found[slot.source] = self.slots[index]
+            elif slot.kind == ("shard" if kind == "param" else kind) and slot.base < 0:
+                found[f"${self.plan.buckets[slot.bucket].name}"] = self.slots[index]
+        return found
+
+
+def _gradients(flat: Tensor, bucket: Bucket) -> list[Tensor]:
+    """The gradients of a bucket's parameters; the rank's part of it is one tensor."""
+    if bucket.zero > 0:
+        return [flat]
+    return [
+        flat[start : start + math.prod(shape)].view(shape)
+        for start, shape in zip(bucket.offsets, bucket.shapes, strict=True)
+    ]
 
 
 def _finished_before(tasks: tuple[Task, ...]) -> list[tuple[int, ...]]:

@@ -1,0 +1,41 @@
+"""halves: a backward that an order names in two parts becomes BI and BW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk, Node
+from piper.ir.values import Value
+
+
+def split_backwards(graph: Graph, wanted: Callable[[Chunk], bool]) -> Graph:
+    """Every full backward for which `wanted` holds as BI, with the gradients of activations, and BW,
+    with those of parameters."""
+    nodes: dict[str, Node] = {}
+    values: dict[str, Value] = {}
+    for name, node in graph.nodes.items():
+        if isinstance(node, Chunk) and node.phase == "B" and wanted(node):
+            kept = Value(f"$kept.{node.forward}", "saved")
+            values[kept.name] = kept
+            for half in _halves(graph, node, kept.name):
+                nodes[half.name] = half
+        else:
+            nodes[name] = node
+    if not values:
+        return graph
+    return msgspec.structs.replace(graph, nodes=nodes, values={**graph.values, **values})
+
+
+def _halves(graph: Graph, node: Chunk, kept: str) -> tuple[Chunk, Chunk]:
+    weights = tuple(n for n in node.outputs if graph.values[n].role == "param_grad")
+    others = tuple(n for n in node.outputs if n not in weights)
+    suffix = node.name.removeprefix("B")
+    return (
+        msgspec.structs.replace(node, name=f"BI{suffix}", phase="BI", outputs=(*others, kept)),
+        msgspec.structs.replace(
+            node, name=f"BW{suffix}", phase="BW", inputs=(kept,), outputs=weights
+        ),
+    )

@@ -1,0 +1,51 @@
+"""recompute: a region's saved Values are dropped and computed again in its backward."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from piper.errors import Call, RecomputeError
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk, Node
+from piper.ir.select import Selector, select
+
+Keep = Literal["nothing", "expensive"]
+_MODES: dict[str, Literal["all", "cheap"]] = {"nothing": "all", "expensive": "cheap"}
+
+
+def recompute(graph: Graph, selector: Selector, *, keep: str, origin: int, call: Call) -> Graph:
+    """Drop what the selected chunks save for their backwards; a backward computes it again.
+
+    `keep="nothing"` keeps a chunk's inputs only; `keep="expensive"` also the results of matrix
+    products and attention, so that only what is cheap is computed twice. Random operations give the
+    same numbers again.
+
+    Requires:
+        1. The selector names no phase: a backward computes what its forward did.
+        2. `keep` is "nothing" or "expensive".
+
+    Rewrite:
+        F[PP=0] (x w) -> (y saved), B[PP=0] (saved dy w)  becomes
+        F[PP=0] (x w) -> (y), B[PP=0] (x dy w), which runs F's code first
+
+    Example:
+        >>> s.recompute(where(PP=0, EP=None), keep="expensive")
+        >>> s.graph.nodes["F[PP=0.0]"].recompute
+        'cheap'
+    """
+    if selector.phase or selector.comm:
+        raise RecomputeError(
+            f"{selector} names a phase", call=call, requirement=1, legal="where() of tags alone"
+        )
+    if keep not in _MODES:
+        raise RecomputeError(
+            f"keep={keep!r}", call=call, requirement=2, legal='keep="nothing" or keep="expensive"'
+        )
+    changed: dict[str, Node] = {}
+    for name in select(graph, selector, call=call):
+        node = graph.nodes[name]
+        if isinstance(node, Chunk):
+            changed[name] = msgspec.structs.replace(node, recompute=_MODES[keep])
+    return graph.replacing(changed)

@@ -1,0 +1,83 @@
+"""Overlap: chunks that take turns in; which communication is dispatched before whose turn out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from piper.ir.graph import Graph, OrderEdge
+from piper.ir.nodes import TRACED, Chunk, Comm, Node, Read
+
+_TALK = ("send", "all_to_all", "reduce_scatter")
+
+
+def talks(graph: Graph, name: str) -> bool:
+    """Whether communication follows from a chunk alone."""
+    return bool(_following(graph, name, {name}))
+
+
+def issue_edges(graph: Graph, turns: Sequence[str], *, device: str) -> list[OrderEdge]:
+    """A chunk's communication is dispatched before the next turn, so that it runs behind it.
+
+    A host read blocks dispatch until its chunk is complete. On CUDA it would keep the next turn from
+    being queued, so that it, and the payload whose sizes it reads, is dispatched after that.
+    """
+    edges: list[OrderEdge] = []
+    done: set[str] = set()
+    before = _predecessors_in_turns(graph, turns)
+    for name, following in pairwise(turns):
+        done.add(name)
+        for node in _following(graph, name, done | before):
+            if device == "cuda" and _after_read(graph, node):
+                edges.append(OrderEdge(following, node.name, TRACED, issued=True))
+            else:
+                edges.append(OrderEdge(node.name, following, TRACED, issued=True))
+    return edges
+
+
+def _predecessors_in_turns(graph: Graph, turns: Sequence[str]) -> set[str]:
+    """Chunks outside of the group that feed its first ones: they are over when it starts."""
+    inside = set(turns)
+    return {
+        source
+        for name in turns
+        for source in _chunk_sources(graph, graph.nodes[name])
+        if source not in inside
+    }
+
+
+def _after_read(graph: Graph, node: Node) -> bool:
+    return isinstance(node, Read) or any(graph.values[v].role == "splits" for v in node.inputs)
+
+
+def _following(graph: Graph, name: str, known: set[str]) -> list[Node]:
+    """Communication and host reads behind a chunk that need no chunk outside of `known`."""
+    at = graph.nodes[name].slice
+    found: dict[str, Node] = {}
+    stack = [name]
+    while stack:
+        for value in graph.nodes[stack.pop()].outputs:
+            for reader in graph.readers.get(value, ()):
+                node = graph.nodes[reader]
+                if reader in found or node.slice != at or isinstance(node, Chunk):
+                    continue
+                talking = isinstance(node, Read) or (isinstance(node, Comm) and node.comm in _TALK)
+                if talking and _chunk_sources(graph, node) <= known:
+                    found[reader] = node
+                    stack.append(reader)
+    return list(found.values())
+
+
+def _chunk_sources(graph: Graph, node: Node) -> set[str]:
+    """The chunks whose results reach a node without passing through another chunk."""
+    found: set[str] = set()
+    stack = [node]
+    while stack:
+        for value in stack.pop().inputs:
+            for name in graph.producers.get(value, ()):
+                source = graph.nodes[name]
+                if isinstance(source, Chunk):
+                    found.add(name)
+                else:
+                    stack.append(source)
+    return found

@@ -1,0 +1,190 @@
+"""pace: gathers and receives start shortly before the chunk that needs them, whatever the timing.
+
+In: the scheduled graph. Out: the same order of chunks, with a gather of parameters (ZeRO 3) before each
+use, and with receives held back, so that memory and waiting communication are bounded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import msgspec
+
+from piper.ir.graph import Graph, OrderEdge
+from piper.ir.nodes import TRACED, Chunk, Comm, Node
+from piper.ir.values import Value
+from piper.mesh import Group, Slice
+from piper.passes.buckets import Bucketed
+
+RECEIVE_AHEAD = 2  # chunks before the one that reads what is received
+
+
+@dataclass
+class _Gather:
+    """One gather of a bucket: the chunks that use it, and the parameters that they read of it."""
+
+    bucket: int
+    users: list[int]  # positions among the slice's chunks
+    params: dict[str, None] = field(default_factory=dict)
+
+
+def pace(graph: Graph, bucketed: Bucketed) -> Graph:
+    """The graph with gathers added and receives moved; its order stays topological."""
+    pacing = _Pacing(graph, bucketed)
+    for (at, _), receives in pacing.receives.items():
+        pacing.hold_receives(pacing.chunks[at], receives)
+    for at, names in pacing.chunks.items():
+        pacing.add_gathers(at, names)
+    return pacing.graph_in_order()
+
+
+class _Pacing:
+    def __init__(self, graph: Graph, bucketed: Bucketed) -> None:
+        self.graph = graph
+        self.bucketed = bucketed
+        self.changed: dict[str, Node] = {}
+        self.values: dict[str, Value] = dict(graph.values)
+        self.edges: list[OrderEdge] = list(graph.edges)
+        self.behind: dict[str, list[Node]] = defaultdict(
+            list
+        )  # chunk -> what is dispatched after it
+        self.start: list[Node] = []
+        self.moved: set[str] = set()
+        self.chunks: dict[Slice, list[str]] = defaultdict(list)
+        self.receives: dict[tuple[Slice, str], list[Comm]] = defaultdict(list)
+        self.chunks_before: dict[str, int] = {}  # node -> chunks dispatched before it on its slice
+        for node in graph.nodes.values():
+            assert node.slice is not None
+            self.chunks_before[node.name] = len(self.chunks[node.slice])
+            if isinstance(node, Chunk):
+                self.chunks[node.slice].append(node.name)
+            elif isinstance(node, Comm) and node.comm == "recv":
+                self.receives[node.slice, node.stream].append(node)
+
+    def graph_in_order(self) -> Graph:
+        nodes: dict[str, Node] = {node.name: node for node in self.start}
+        for name, node in self.graph.nodes.items():
+            if name not in self.moved:
+                nodes[name] = self.changed.get(name, node)
+            for follower in self.behind.get(name, ()):
+                nodes[follower.name] = follower
+        return msgspec.structs.replace(
+            self.graph, nodes=nodes, values=self.values, edges=tuple(self.edges)
+        )
+
+    def _dispatch(self, node: Node, chunk: str | None, origin: int) -> None:
+        """Dispatch a node after a chunk, and start it when that is complete."""
+        if chunk is None:
+            self.start.append(node)
+        else:
+            self.behind[chunk].append(node)
+            self.edges.append(OrderEdge(chunk, node.name, origin))
+
+    # Receives
+
+    def hold_receives(self, names: list[str], receives: list[Comm]) -> None:
+        """Move one stream's receives to shortly before their use; they keep their order."""
+        position = {name: index for index, name in enumerate(names)}
+        places: list[tuple[int, Comm]] = []
+        latest = len(names)
+        for node in reversed(receives):
+            use = self._first_use(node, position)
+            readers = [r for value in node.outputs for r in self.graph.readers.get(value, ())]
+            before = min((self.chunks_before[r] for r in readers), default=0) - 1
+            wanted = min(use - RECEIVE_AHEAD - 1, before, latest) if use is not None else -1
+            latest = min(latest, max(wanted, self.chunks_before[node.name] - 1))
+            if wanted >= self.chunks_before[node.name]:
+                places.append((wanted, node))
+        for wanted, node in reversed(places):
+            self.moved.add(node.name)
+            self._dispatch(node, names[wanted], node.origin)
+
+    def _first_use(self, node: Comm, position: dict[str, int]) -> int | None:
+        """The first chunk of the slice that needs what is received."""
+        uses, stack, seen = [], list(node.outputs), set(node.outputs)
+        while stack:
+            for reader in self.graph.readers.get(stack.pop(), ()):
+                if reader in position:
+                    uses.append(position[reader])
+                elif self.graph.nodes[reader].slice == node.slice:
+                    fresh = [v for v in self.graph.nodes[reader].outputs if v not in seen]
+                    seen.update(fresh)
+                    stack += fresh
+        return min(uses, default=None)
+
+    # Gathers
+
+    def add_gathers(self, at: Slice, names: list[str]) -> None:
+        """A gather for every use of a bucket that is not kept whole, or for `reuse` uses in a row."""
+        gathers: list[_Gather] = []
+        open_gather: dict[int, _Gather] = {}
+        for index, name in enumerate(names):
+            for bucket, params in self._needed(self.graph.nodes[name]).items():
+                gather = open_gather.get(bucket)
+                if gather is None or len(gather.users) >= self.bucketed.keeping[bucket].reuse:
+                    gather = open_gather[bucket] = _Gather(bucket, [])
+                    gathers.append(gather)
+                gather.users.append(index)
+                gather.params |= dict.fromkeys(params)
+        for number, gather in enumerate(gathers):
+            self._gather(at, names, gather, number, gathers)
+
+    def _needed(self, node: Node) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = defaultdict(list)
+        for name in node.inputs:
+            value = self.graph.values[name]
+            if value.role == "param" and value.of in self.bucketed.of:
+                bucket = self.bucketed.of[value.of]
+                if self.bucketed.buckets[bucket].zero == 3:
+                    found[bucket].append(name)
+        return found
+
+    def _gather(
+        self, at: Slice, names: list[str], gather: _Gather, number: int, gathers: list[_Gather]
+    ) -> None:
+        bucket = self.bucketed.buckets[gather.bucket]
+        keeping = self.bucketed.keeping[gather.bucket]
+        first = gather.users[0]
+        wait = first - keeping.prefetch - 1
+        # However many buckets a chunk needs, only prefetch + 1 are there for others.
+        if number > keeping.prefetch:
+            over = gathers[number - keeping.prefetch - 1].users[-1]
+            wait = max(wait, over) if over < first else wait
+        name = f"gather.{bucket.name}>{names[first]}"
+        whole = Value(
+            f"$gathered.{bucket.name}>{names[first]}",
+            "gathered",
+            (bucket.size,),
+            bucket.dtype,
+            slice=at,
+            bucket=gather.bucket,
+            uses=keeping.reuse,
+            ahead=keeping.prefetch,
+        )
+        self.values[whole.name] = whole
+        parts = {param: f"{param}>{names[first]}" for param in gather.params}
+        for param, part in parts.items():
+            self.values[part] = msgspec.structs.replace(
+                self.values[param],
+                name=part,
+                base=whole.name,
+                offset=self.bucketed.offset(self.values[param].of),
+            )
+        for index in gather.users:
+            node = self.changed.get(names[index], self.graph.nodes[names[index]])
+            inputs = tuple(parts.get(value, value) for value in node.inputs)
+            self.changed[names[index]] = msgspec.structs.replace(node, inputs=inputs)
+        node = Comm(
+            name=name,
+            tags=self.graph.nodes[names[first]].tags,
+            inputs=(f"$shard.{bucket.name}@{at}",),
+            outputs=(whole.name, *parts.values()),
+            slice=at,
+            stream=keeping.gather_stream,
+            origin=keeping.origin,
+            comm="all_gather",
+            group=Group((at,), bucket.over),
+            key=name,
+        )
+        self._dispatch(node, names[wait] if wait >= 0 else None, TRACED)
