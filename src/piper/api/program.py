@@ -174,6 +174,7 @@ class Program:
             optimizer=optimizer,
             seed=seed,
             device=device,
+            clip=clip,
             bodies=tuple(sorted(used)),
             buckets=bucketed.buckets,
             history=self.history,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,10 +26,14 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The loss of a step over the whole batch, and the count it was averaged over."""
+    """The loss of a step over the whole batch, and the count it was averaged over.
+
+    `norm` is that of all gradients together, before clipping; None without clipping.
+    """
 
     loss: float
     count: float
+    norm: float | None = None
 
 
 class Run:
@@ -58,7 +63,9 @@ class Run:
         if len(losses) != 1 and all(loss == loss for loss in losses):
             raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
         count = results[0]["count"]
-        return StepResult(results[0]["loss"] / count, count)
+        squares = results[0].get("squares")
+        norm = None if squares is None else math.sqrt(squares) / count
+        return StepResult(results[0]["loss"] / count, count, norm)
 
     def _check(self, leaves: Mapping[str, Tensor]) -> None:
         for name, wanted in self.plan.batch.items():

@@ -96,7 +96,9 @@ class _Cut:
         self.saved: dict[fx.Node, int] = {}
         self.kept: dict[fx.Node, int] = {}  # what BI gives to BW
         self._keep: set[fx.Node] = set()  # what BI has made, while BW is cut
-        self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
+        self._twin: dict[fx.Node, fx.Node] = {}
+        if recompute != "all":
+            self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
         self._classify(nodes)
 
     @staticmethod
@@ -178,10 +180,11 @@ class _Cut:
             return True
         if is_view(node) or node.op == "get_attr" or node not in self.on_data:
             return False
+        if node in self._twin:
+            return True
         if self.recompute == "cheap" and not _is_expensive(node):
             return False
-        if node not in self._twin:
-            self.saved[node] = len(self.saved)
+        self.saved[node] = len(self.saved)
         return True
 
     @staticmethod

@@ -99,10 +99,11 @@ class Norm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="norm"):
 
 
 class Update(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="update"):
-    """The optimizer step of a bucket's `params` (or of its shard, the output) from `inputs[0]`.
+    """The optimizer step of a bucket from its gradient `inputs[0]`, which it divides in place.
 
-    The divisor is `count`, or the Value that follows the gradient in `inputs`. With `clip` the last
-    input is the sum of all squared gradients; a `late` update does not wait for it.
+    `params` are all Values whose readers must be over before. The divisor is `count`, or the Value
+    that follows the gradient in `inputs`. With `clip` the last input is the sum of all squared
+    gradients; a `late` update does not wait for it.
     """
 
     params: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper.ir.nodes import Comm, Norm, Settle
+from piper.ir.nodes import Accumulate, Comm, Norm, Settle
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
@@ -33,25 +33,18 @@ def measure_norm(
     late: bool,
 ) -> Clip:
     """Sum the squares of all gradients over everything; each parameter counts once."""
+    for (number, at), name in gradients.items():
+        _add_squares(draft, bucketed.buckets[number], at, name)
     group = Group(tuple(sorted(slices)), data_axes)
-    norms = {}
-    for at in slices:
-        mine = [(n, name) for (n, here), name in gradients.items() if here == at]
-        local = draft.value(Value(at_slice("$squares", at), "activation", (), "float64", slice=at))
-        draft.node(
-            Norm(
-                name=at_slice("norm", at),
-                inputs=tuple(name for _, name in mine),
-                outputs=(local,),
-                slice=at,
-                weights=tuple(_weight(draft, bucketed.buckets[n]) for n, _ in mine),
-            )
-        )
-        norms[at] = local
-        if group.size(draft.logical.mesh) > 1:
+    norms = {at: at_slice("$squares", at) for at in slices}
+    if group.size(draft.logical.mesh) > 1:
+        for at, local in norms.items():
             norms[at] = draft.value(
                 Value(at_slice("$norm", at), "activation", (), "float64", slice=at)
             )
+            if local not in draft.values:
+                zero = at_slice("$zero.squares", at)
+                local = draft.value(Value(zero, "constant", (), "float64", of="0", slice=at))
             draft.node(
                 Comm(
                     name=at_slice("total.norm", at),
@@ -65,6 +58,23 @@ def measure_norm(
                 )
             )
     return Clip(largest, late, norms)
+
+
+def _add_squares(draft: Draft, bucket: Bucket, at: Slice, gradient: str) -> None:
+    """The squares of one bucket's gradient, added to those of its slice."""
+    mine = at_slice(f"$squares.{bucket.name}", at)
+    draft.value(Value(mine, "activation", (), "float64", slice=at))
+    total = draft.value(Value(at_slice("$squares", at), "sum", (), "float64", slice=at))
+    draft.node(
+        Norm(
+            name=at_slice(f"norm.{bucket.name}", at),
+            inputs=(gradient,),
+            outputs=(mine,),
+            slice=at,
+            weights=(_weight(draft, bucket),),
+        )
+    )
+    draft.node(Accumulate(name=f"add>{mine}", inputs=(mine,), outputs=(total,), slice=at))
 
 
 def _weight(draft: Draft, bucket: Bucket) -> float:

@@ -178,8 +178,10 @@ def update_parameters(
     for number, bucket in enumerate(bucketed.buckets):
         for at in bucket.slices:
             params = tuple(at_slice(name, at) for name in bucket.params)
+            gradient = gradients[number, at]
             stepped = _stepped(draft, bucketed, number, at, params)
-            inputs = [gradients[number, at]]
+            stepped = (*stepped, _averaged(draft, gradient, at))
+            inputs = [gradient]
             inputs += [divisor.values[at]] if divisor.values else []
             inputs += [clip.norms[at]] if clip and not clip.late else []
             draft.node(
@@ -189,7 +191,7 @@ def update_parameters(
                     outputs=stepped,
                     slice=at,
                     origin=bucketed.keeping[number].origin,
-                    params=params if bucket.zero < 3 else (f"$shard.{bucket.name}@{at}",),
+                    params=(*(params if bucket.zero < 3 else ()), gradient),
                     bucket=number,
                     count=divisor.count,
                     clip=clip.largest if clip and not clip.late else None,
@@ -230,6 +232,13 @@ def _stepped(
             draft.values[name] = msgspec.structs.replace(value, base=whole, offset=offset)
     draft.value(shard)
     return (draft.like(shard, f"{shard.name}~new", at, role="updated", place=shard.name, base=""),)
+
+
+def _averaged(draft: Draft, gradient: str, at: Slice) -> str:
+    """The gradient after it was divided, in the same place."""
+    value = draft.values[gradient]
+    place = value.place or gradient
+    return draft.like(value, f"{gradient}~averaged", at, role="updated", place=place)
 
 
 def _gather(draft: Draft, bucketed: Bucketed, number: int, at: Slice, shard: str) -> None:

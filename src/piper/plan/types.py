@@ -73,9 +73,9 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `add`: `first[i]` says that read i starts its sum instead of adding to it; `offsets[i]` where it
     lies in a bucket's sum; `zeros` that what no read covers starts as zeros. `update` steps a bucket's
-    parameters by its gradient, divided by `count` or by the slot read after it; with `clip` the last
-    read is the sum of all squared gradients. `norm` sums squares, read i times `weights[i]`. A `late`
-    update keeps what it overwrote until `settle` has seen the norm.
+    parameters (its writes but the last) by its gradient (the last), divided by `count` or by the slot
+    read after it; with `clip` the last read is the sum of all squared gradients. `norm` sums squares,
+    read i times `weights[i]`. A `late` update keeps what it overwrote until `settle` has seen the norm.
     """
 
     kind: TaskKind
@@ -173,6 +173,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     optimizer: Optimizer
     seed: int
     device: str
+    clip: float | None
     bodies: tuple[str, ...]
     buckets: tuple[Bucket, ...] = ()
     history: tuple[Record, ...] = ()

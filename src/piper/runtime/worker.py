@@ -209,7 +209,7 @@ class Worker:
 
     def _update(self, task: Task) -> Start:
         bucket = self.plan.buckets[task.bucket]
-        updater = Updater(self.plan.optimizer, [self.slots[i] for i in task.writes])
+        updater = Updater(self.plan.optimizer, [self.slots[i] for i in task.writes[:-1]])
         self.updaters[task.bucket] = updater
         (flat, *more) = task.reads
         norm = more.pop() if task.clip is not None else None

@@ -75,6 +75,8 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
             if param.grad is not None:
                 param.grad /= count
         losses.append(total / count)
+        if plan.clip is not None:
+            torch.nn.utils.clip_grad_norm_(list(params.values()), plan.clip)
         gradients.append({n: p.grad.clone() for n, p in params.items() if p.grad is not None})
         optimizer.step()
         optimizer.zero_grad()
