@@ -1,0 +1,147 @@
+"""Compile speed: DualPipeV with experts, data parallelism and ZeRO, from hundreds to 200,000 nodes.
+
+Times are those of directives, passes, checks and the plan's bytes, after tracing and the making of bodies.
+Prints a table; with `--write` also into docs/compile_speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import resource
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import piper
+from piper.api.job import Job
+from piper.api.program import Program
+from piper.plan.types import bind
+from piper.strategies import parallel
+
+WIDTH, EXPERTS, VOCABULARY, LENGTH = 8, 4, 16, 2
+RANKS = 64  # how many task lists are made for single ranks
+DOCS = Path(__file__).parents[1] / "docs" / "compile_speed.md"
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, WIDTH))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.norm(x).flatten(0, 1)
+        weight, expert = self.gate(tokens).softmax(-1).max(-1)
+        order = expert.argsort(stable=True)
+        counts = torch.zeros(EXPERTS, dtype=torch.int64).scatter_add(0, expert, expert * 0 + 1)
+        rows = tokens.index_select(0, order)
+        with piper.annotate("EP"):
+            rows = piper.grouped_mm(rows, self.up, counts)
+        back = torch.zeros_like(tokens).index_copy(0, order, rows)
+        return x + self.out((back * weight[:, None]).view(x.shape))
+
+
+class Model(nn.Module):
+    def __init__(self, num_stages: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(num_stages))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            with piper.annotate("PP"):
+                x = block(x)
+        return self.head(x)
+
+
+def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
+
+
+def traced(pp: int, dp: int, microbatches: int) -> Program:
+    tokens = torch.zeros(dp * microbatches, LENGTH, dtype=torch.int64)
+    return piper.trace(lambda: Model(2 * pp), {"x": tokens, "y": tokens}, step)
+
+
+def compile_once(program: Program, *, pp: int, dp: int, microbatches: int, zero: int) -> Job:
+    strategy = parallel(
+        pp=pp, dp=dp, ep=2, zero=zero, schedule="dualpipev", microbatches=microbatches
+    )
+    return program.apply(strategy).lower()
+
+
+def measure(pp: int, dp: int, microbatches: int, zero: int) -> dict[str, float]:
+    program = traced(pp, dp, microbatches)
+    compile_once(program, pp=pp, dp=dp, microbatches=microbatches, zero=zero)  # makes the bodies
+    gc.collect()
+    start = time.perf_counter()
+    job = compile_once(program, pp=pp, dp=dp, microbatches=microbatches, zero=zero)
+    lowered = time.perf_counter()
+    data = job.plan.to_json()
+    written = time.perf_counter()
+    chosen = random.Random(0).sample(range(job.plan.mesh.size), min(RANKS, job.plan.mesh.size))
+    tasks = sum(len(bind(job.plan, rank).tasks) for rank in chosen)
+    bound = time.perf_counter()
+    assert tasks > 0
+    return {
+        "ranks": job.plan.mesh.size,
+        "microbatches": microbatches,
+        "nodes": len(job.graph.nodes),
+        "compile": lowered - start,
+        "write": written - lowered,
+        "bind": bound - written,
+        "mib": len(data) / 2**20,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
+
+
+def row(found: dict[str, float]) -> str:
+    micro = found["compile"] / found["nodes"] * 1e6
+    return (
+        f"| {found['ranks']:,.0f} | {found['microbatches']:,.0f} | {found['nodes']:,.0f} "
+        f"| {found['compile']:.2f} s | {micro:.0f} µs | {found['write']:.2f} s | {found['bind']:.3f} s "
+        f"| {found['mib']:.1f} MiB | {found['peak']:,.0f} MiB |"
+    )
+
+
+HEAD = (
+    "| ranks | microbatches | nodes | compile | per node | write the plan "
+    f"| task lists of {RANKS} ranks | plan | peak memory |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--zero", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="only the smaller half")
+    parser.add_argument("--write", action="store_true", help="also into docs/compile_speed.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = [HEAD]
+    print(HEAD)
+    sizes = [(2, 4, 8), (4, 4, 16), (4, 4, 64), (8, 4, 64), (8, 4, 256), (8, 4, 1024)]
+    scale = [(8, dp, 32) for dp in (2, 16, 128, 2048)]
+    for pp, dp, microbatches in [*(sizes[:4] if options.quick else sizes), *scale]:
+        line = row(measure(pp, dp, microbatches, options.zero))
+        lines.append(line)
+        print(line, flush=True)
+    if options.write:
+        DOCS.write_text(
+            "# Compile speed\n\nDualPipeV with experts over 2 ranks, data parallelism and ZeRO-"
+            f"{options.zero}; times of directives, passes, checks and\nemission after tracing, on one "
+            "core. Made by `python benchmarks/compile_speed.py --write`.\n\n" + "\n".join(lines) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
