@@ -115,6 +115,10 @@ class SplitError(PiperError):
     """A batch that cannot be cut as asked."""
 
 
+class CutError(PiperError):
+    """A model that cannot be cut into stages as asked."""
+
+
 class OrderError(PiperError):
     """An order that is cyclic, repeats a chunk, or disagrees with the placement."""
 

@@ -29,7 +29,8 @@ def parallel(
 
     World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
     everything else is copied over all data ranks. Tagged regions are shared out evenly
-    over the stages of the schedule: a name, a .csv or .json file, a table, or a function that
+    over the stages of the schedule; a model without any is cut into as many, of about equal cost.
+    The schedule is a name, a .csv or .json file, a table, or a function that
     gives rows (see `piper.schedules`). There are as many microbatches as a file or table has, else 1.
     """
     if ep < 1 or dp % ep:
@@ -47,10 +48,8 @@ def parallel(
         regions = s.tags.get(stage_tag, [])
         experts = s.tags.get(expert_tag, [])
         if pp > 1 and not regions:
-            raise ScheduleError(
-                f"pp={pp}, but no region has the tag {stage_tag}",
-                legal=f'annotate("{stage_tag}") in the model, or piper.tag(model, {stage_tag}=[...])',
-            )
+            s.cut(stage_tag, _table(schedule, pp, microbatches, 0).num_stages)
+            regions = s.tags[stage_tag]
         if ep > 1 and not experts:
             raise MeshError(
                 f"ep={ep}, but no region has the tag {expert_tag}",
