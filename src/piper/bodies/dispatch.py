@@ -35,9 +35,10 @@ class CostWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not _is_view(func):
+        made = tensors_in(result)
+        if made and not _is_view(func):  # fake tensors also ask for their devices
             flops = operator_flops(func.overloadpacket, args, kwargs, result)
-            touched = [*tensors_in((args, kwargs)), *tensors_in(result)]
+            touched = [*tensors_in((args, kwargs)), *made]
             self.seconds += seconds(flops, sum(map(_nbytes, touched)))
         return result
 
