@@ -1,4 +1,4 @@
-"""Small models with one difficulty each; all but `deep` have two stages, all but `dense` experts."""
+"""Small models with one difficulty each; most have two stages, all but `dense` experts."""
 
 from __future__ import annotations
 
@@ -89,6 +89,16 @@ class Plain(nn.Module):
         return self.head(x)
 
 
+class Untagged(Plain):
+    """No stages: a strategy that wants some cuts the model itself."""
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = self.embed(batch["tokens"])
+        for stage in self.stages:
+            x = stage(x, batch["route"])
+        return self.head(x)
+
+
 class Skip(Plain):
     """The embedding is read again at the end of the second stage."""
 
@@ -170,6 +180,7 @@ CASES = {
         Case("integers", Integers),
         Case("counted", Plain, mean=False),
         Case("deep", lambda: Plain(tied=True, num_stages=4), num_stages=4),
+        Case("untagged", lambda: Untagged(tied=True, num_stages=4), num_stages=4),
     )
 }
 

@@ -119,6 +119,10 @@ class RecomputeError(PiperError):
     """A region that cannot be computed again as asked."""
 
 
+class CutError(PiperError):
+    """A model that cannot be cut into stages as asked."""
+
+
 class OrderError(PiperError):
     """An order that is cyclic, repeats a chunk, or disagrees with the placement."""
 

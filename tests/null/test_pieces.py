@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import piper
 from piper.api.source import Cuts
 from piper.errors import PlanError
 from piper.frontend.program import TracedChunk
+from piper.frontend.regions import is_code
+from piper.frontend.units import inseparable
 from piper.ir.sizes import parse_size
 
 WIDTH = 6
@@ -149,9 +152,12 @@ def test_parts_of_a_tuple_stay_with_it() -> None:
             x = self.b(pair[0])
             return self.c(x) + pair[1]
 
-    found = chunks(Halves, 1)
-    assert [len(params(c)) for c in found] in ([2, 2, 2], [4, 2])
-    assert all(isinstance(spec.shape, tuple) for c in found for spec in c.code.outputs)
+    program = piper.trace(Halves, torch.ones(8, WIDTH), lambda m, batch: m(batch).mean())
+    capture = program.source.captured(8)
+    nodes = [node for node in capture.graph.nodes if is_code(node)]
+    parts = [i for i, node in enumerate(nodes) if node.target is operator.getitem]
+    assert len(parts) == 2
+    assert inseparable(nodes, capture) == set(range(parts[0], parts[1] + 1))
 
 
 def test_a_shared_module_counts_where_it_is_read() -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from piper.api.job import Job
 from piper.api.source import Cuts, Source
+from piper.api.stages import Stages
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
@@ -20,6 +21,7 @@ from piper.errors import Call, PlanError
 from piper.frontend.build import build_graph
 from piper.frontend.capture import Step
 from piper.frontend.program import Traced
+from piper.frontend.stages import StageCut
 from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.nodes import Chunk
@@ -63,17 +65,21 @@ class Program:
         graph: Graph,
         history: Sequence[Record] = (),
         rewrites: Sequence[Rewrite] = (),
+        stages: StageCut | None = None,
     ) -> None:
         self.source = source
         self.graph = graph
         self.history = tuple(history)
         self.rewrites = tuple(rewrites)
+        self.stages = stages
 
     def apply(self, strategy: Strategy) -> Program:
         """The program after all directives of a strategy."""
-        schedule = Schedule(self.graph, self.history, self.rewrites)
+        stages = Stages(self.source, self.stages)
+        schedule = Schedule(self.graph, self.history, self.rewrites, stages=stages)
         strategy(schedule)
-        return Program(self.source, schedule.finish(), schedule.history, schedule.rewrites)
+        graph = schedule.finish()
+        return Program(self.source, graph, schedule.history, schedule.rewrites, stages.cut)
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)
@@ -113,7 +119,7 @@ class Program:
         """
         calls = [record.call for record in self.history]
         rows = local_rows(logical, self.source.batch_size, calls)
-        cuts = Cuts(pieces=tuple(sorted(piece_sizes(logical).items())))
+        cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), self.stages)
         if cuts.pieces:
             _, traced = self.source.at(self.source.batch_size, cuts)
             logical = build_graph(traced)

@@ -12,6 +12,7 @@ from piper.bodies.store import BodyStore
 from piper.errors import TraceError
 from piper.frontend.capture import Capture, Step, capture, first_difference, plain_name
 from piper.frontend.program import Traced, cut_program
+from piper.frontend.stages import StageCut
 from piper.plan.types import ModelTensor
 
 if TYPE_CHECKING:
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where a program is cut beyond its tags: per chunk number the most bytes of parameters a piece."""
+    """Where a program is cut beyond its tags.
+
+    `stages` as the directive cut chose them; then, per chunk number, the most bytes of parameters that
+    a piece of the chunk may read.
+    """
 
     pieces: tuple[tuple[int, int], ...] = ()
+    stages: StageCut | None = None
 
 
 UNCUT = Cuts()
@@ -54,7 +60,9 @@ class Source:
         """The program for batches of `rows` samples, cut by its tags and by `cuts`."""
         found = self.captured(rows)
         if (rows, cuts) not in self._traced:
-            traced = cut_program(found, stages=self.stages, pieces=dict(cuts.pieces))
+            traced = cut_program(
+                found, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
+            )
             self._traced[rows, cuts] = traced
         return found, self._traced[rows, cuts]
 

@@ -1,11 +1,16 @@
-"""Watching operators: which of the ATen operators under some code draw random numbers."""
+"""Watching the ATen operators under some code: which draw random numbers, and what they cost."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from piper.bodies.flops import operator_flops
+from piper.bodies.leaves import tensors_in
+from piper.cost.estimate import seconds
 
 
 class RandomWatch(TorchDispatchMode):
@@ -18,6 +23,33 @@ class RandomWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen = self.seen or draws_random(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+class CostWatch(TorchDispatchMode):
+    """Adds up the seconds that operators would take, each bound by its flops or by its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        made = tensors_in(result)
+        if made and not _is_view(func):  # fake tensors also ask for their devices
+            flops = operator_flops(func.overloadpacket, args, kwargs, result)
+            touched = [*tensors_in((args, kwargs)), *made]
+            self.seconds += seconds(flops, sum(map(_nbytes, touched)))
+        return result
+
+
+def _is_view(operator: Any) -> bool:
+    given = [argument.alias_info for argument in operator._schema.arguments]
+    return any(alias is not None and not alias.is_write for alias in given)
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def draws_random(operator: Any, args: Any, kwargs: Any) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from piper.bodies.code import ChunkCode, spec_of
 from piper.bodies.codec import content_hash, decode, encode
+from piper.bodies.flops import operator_flops
 from piper.bodies.joint import trace_joint
 from piper.bodies.partition import Half, Recompute, partition
 from piper.bodies.routed import Routing, route
@@ -91,17 +91,10 @@ def flops(graph: fx.Graph) -> float:
     total = 0
     for node in graph.nodes:
         packet = getattr(node.target, "overloadpacket", None)
-        if packet in flop_registry and "val" in node.meta:
+        if packet is not None and "val" in node.meta:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-            total += _as_int(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
-        elif packet in (torch.ops.piper.grouped_mm, torch.ops.piper.grouped_mm_weight):
-            x, other, _ = (arg.meta["val"] for arg in node.args)
-            total += 2 * _as_int(x.shape[0] * x.shape[1] * other.shape[-1])
+            total += operator_flops(packet, args, kwargs, node.meta["val"])
     return float(total)
-
-
-def _as_int(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:

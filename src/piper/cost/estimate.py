@@ -23,4 +23,9 @@ def estimate(graph: Graph, node: Node, flops: Mapping[str, float]) -> float:
         return LATENCY + size / LINK_BYTES_PER_SECOND
     touched = sum(graph.values[name].nbytes for name in (*node.inputs, *node.outputs))
     work = flops.get(node.body, 0.0) if isinstance(node, Chunk) else 0.0
-    return LAUNCH + max(work / FLOPS_PER_SECOND, touched / BYTES_PER_SECOND)
+    return LAUNCH + seconds(work, touched)
+
+
+def seconds(flops: float, nbytes: float) -> float:
+    """What so much work takes while so many bytes are touched."""
+    return max(flops / FLOPS_PER_SECOND, nbytes / BYTES_PER_SECOND)

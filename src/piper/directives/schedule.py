@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
 from piper.directives.complete import complete
+from piper.directives.cut import cut
 from piper.directives.order import Group, order, order_table
 from piper.directives.place import place
 from piper.directives.recompute import Keep, recompute
@@ -29,11 +31,17 @@ class Schedule:
     """A graph under construction: each directive rewrites it and is recorded with the user's line."""
 
     def __init__(
-        self, graph: Graph, history: Sequence[Record] = (), rewrites: Sequence[Rewrite] = ()
+        self,
+        graph: Graph,
+        history: Sequence[Record] = (),
+        rewrites: Sequence[Rewrite] = (),
+        *,
+        stages: Callable[..., Graph] | None = None,
     ) -> None:
         self.graph = graph
         self.history = list(history)
         self.rewrites = list(rewrites)  # one per Record, to be replayed on finer chunks
+        self._stages = stages  # the program cut into stages
 
     @property
     def tags(self) -> dict[str, list[int]]:
@@ -75,6 +83,18 @@ class Schedule:
             lambda g: msgspec.structs.replace(g, streams=(*g.streams, made)),
         )
         return name
+
+    def cut(self, tag: str, num: int, costs: Mapping[str, float] | None = None) -> None:
+        call = self._call("cut")
+        before = [record.call for record in self.history]
+        assert self._stages is not None, "only a program can be cut"
+        stages = partial(self._stages, tag, num, costs=costs, call=call)
+        self._apply(
+            call,
+            _show(tag, num, costs=None if costs is None else dict(costs)),
+            lambda g: cut(g, tag, num, stages=stages, before=before, call=call),
+        )
+        self.rewrites[-1] = _nothing  # what is replayed starts from a graph that is cut already
 
     def place(self, selector: Selector, at: Slice) -> None:
         call, origin = self._call("place"), len(self.history)
@@ -211,6 +231,7 @@ class Schedule:
 
 
 for _method, _function in (
+    (Schedule.cut, cut),
     (Schedule.place, place),
     (Schedule.replicate, replicate),
     (Schedule.shard, shard),
@@ -221,6 +242,10 @@ for _method, _function in (
     _method.__doc__ = _function.__doc__
 assert Schedule.order.__doc__ is not None
 Schedule.order.__doc__ += f"\n    With a table instead of groups:\n\n    {order_table.__doc__}"
+
+
+def _nothing(graph: Graph) -> Graph:
+    return graph
 
 
 def _show(*args: Any, **kwargs: Any) -> str:

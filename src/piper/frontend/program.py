@@ -15,6 +15,7 @@ from piper.frontend.mutation import refuse_mutation
 from piper.frontend.pieces import cut_pieces
 from piper.frontend.random_ops import refuse_random
 from piper.frontend.regions import assign_regions, free_code
+from piper.frontend.stages import StageCut
 from piper.ir.nodes import Tags
 from piper.ir.values import Role
 from piper.plan.body_spec import TensorSpec
@@ -56,10 +57,21 @@ class Traced:
 
 
 def cut_program(
-    capture: Capture, *, stages: str, pieces: Mapping[int, int] | None = None
+    capture: Capture,
+    *,
+    stages: str,
+    cut_at: StageCut | None = None,
+    pieces: Mapping[int, int] | None = None,
 ) -> Traced:
-    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters."""
-    regions = assign_regions(capture, stages=stages)
+    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters.
+
+    Stages are those that the model's code is tagged with, or begin where `cut_at` says.
+    """
+    if cut_at is None:
+        regions = assign_regions(capture, stages=stages)
+    else:
+        stage_of = {n: cut_at.stage_of(i) for i, n in enumerate(capture.graph.nodes)}
+        regions = assign_regions(capture, stages=cut_at.tag, stage_of=stage_of)
     free = free_code(capture)
     code = [node for node in regions if node not in free]
     refuse_random(capture)

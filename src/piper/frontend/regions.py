@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
 from torch import fx
 
@@ -15,17 +16,20 @@ def is_code(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "get_attr")
 
 
-def assign_regions(capture: Capture, *, stages: str) -> dict[fx.Node, Tags]:
+def assign_regions(
+    capture: Capture, *, stages: str, stage_of: Mapping[fx.Node, int] | None = None
+) -> dict[fx.Node, Tags]:
     """The tags of every node of code; `free_code` says which nodes have no region.
 
     Code without a `stages` tag joins the stage of its latest tagged ancestor, else that of its first
-    consumer. Other tags mark only the code inside them.
+    consumer, unless `stage_of` says it of all code. Other tags mark only the code inside them.
     """
-    tags = {node: _own_tags(node, capture) for node in capture.graph.nodes if is_code(node)}
+    tags = {node: own_tags(node, capture) for node in capture.graph.nodes if is_code(node)}
     for node in tags:
         if node.target is operator.getitem:  # parts of a result stay with what made it
             tags[node] = tags.get(node.args[0], tags[node])
-    stage_of = _join(capture, {n: t[stages] for n, t in tags.items() if stages in t})
+    if stage_of is None:
+        stage_of = _join(capture, {n: t[stages] for n, t in tags.items() if stages in t})
     joined: dict[fx.Node, Tags] = {}
     for node, own in tags.items():
         inner = tuple((name, value) for name, value in own.items() if name != stages)
@@ -47,7 +51,7 @@ def free_code(capture: Capture) -> set[fx.Node]:
                     free.add(node)
             elif (
                 is_code(node)
-                and not _own_tags(node, capture)
+                and not own_tags(node, capture)
                 and not facts.memory[node] & bound
                 and all(arg in free for arg in facts.inputs(node))
             ):
@@ -60,7 +64,8 @@ def free_code(capture: Capture) -> set[fx.Node]:
         bound |= changed
 
 
-def _own_tags(node: fx.Node, capture: Capture) -> dict[str, int]:
+def own_tags(node: fx.Node, capture: Capture) -> dict[str, int]:
+    """The tags that the user gave a node, by annotate or by tag."""
     custom = node.meta.get("custom") or {}
     own = {key.removeprefix(PREFIX): v for key, v in custom.items() if key.startswith(PREFIX)}
     paths = module_paths(node)

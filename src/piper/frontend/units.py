@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from torch import Tensor, fx
 
@@ -93,3 +93,17 @@ def inseparable(nodes: Sequence[fx.Node], capture: Capture) -> set[int]:
             last[memory] = index
     spans += [(first[memory], end) for memory, end in last.items()]
     return {index for start, end in spans for index in range(start + 1, end + 1)}
+
+
+def crossing_bytes(nodes: Sequence[fx.Node]) -> list[int]:
+    """Per position, the bytes of all tensors that are made before it and read from there on."""
+    position = {node: index for index, node in enumerate(nodes)}
+    change = [0] * (len(nodes) + 2)
+    for node, made in position.items():
+        value = value_of(node)
+        last = max((position.get(user, made) for user in node.users), default=made)
+        if isinstance(value, Tensor):
+            size = value.numel() * value.element_size()
+            change[made + 1] += size
+            change[last + 1] -= size
+    return list(accumulate(change))

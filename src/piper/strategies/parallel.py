@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
+from piper.directives.recompute import Keep
 from piper.directives.schedule import Schedule
 from piper.errors import MeshError, ScheduleError
 from piper.ir.select import Selector, where
+from piper.mesh import Mesh
 from piper.schedules import schedule as make_table
 from piper.schedules import takes_stages_per_rank
 from piper.schedules.catalog import Schedulable, check_known, is_file
@@ -20,17 +23,26 @@ def parallel(
     pp: int = 1,
     dp: int = 1,
     ep: int = 1,
+    zero: int = 0,
     schedule: Schedulable = "1f1b",
     microbatches: int | None = None,
+    bucket_size: int | str | None = None,
+    prefetch: int = 1,
+    reuse: int = 1,
+    recompute: Keep | None = None,
     stage_tag: str = "PP",
     expert_tag: str = "EP",
 ) -> Callable[[Schedule], None]:
     """A strategy of `pp` pipeline ranks by `dp` data ranks; `ep` divides `dp`.
 
     World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
-    everything else is copied over all data ranks. Tagged regions are shared out evenly
-    over the stages of the schedule: a name, a .csv or .json file, a table, or a function that
-    gives rows (see `piper.schedules`). There are as many microbatches as a file or table has, else 1.
+    everything else is copied over all data ranks. `zero`, `bucket_size`, `prefetch` and `reuse` are
+    those of `replicate`; `recompute` is what to keep where all else is computed again.
+
+    Tagged regions are shared out evenly over the stages of the schedule; a model without any is cut
+    into as many, of about equal cost. The schedule is a name, a .csv or .json file, a table, or a
+    function that gives rows (see `piper.schedules`). There are as many microbatches as a file or
+    table has, else 1.
     """
     if ep < 1 or dp % ep:
         raise MeshError(f"ep={ep} does not divide dp={dp}", legal="ep that divides dp")
@@ -44,47 +56,61 @@ def parallel(
 
     def strategy(s: Schedule) -> None:
         mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep)
-        regions = s.tags.get(stage_tag, [])
-        experts = s.tags.get(expert_tag, [])
-        if pp > 1 and not regions:
-            raise ScheduleError(
-                f"pp={pp}, but no region has the tag {stage_tag}",
-                legal=f'annotate("{stage_tag}") in the model, or piper.tag(model, {stage_tag}=[...])',
-            )
-        if ep > 1 and not experts:
+        if ep > 1 and not s.tags.get(expert_tag):
             raise MeshError(
                 f"ep={ep}, but no region has the tag {expert_tag}",
                 legal=f'tag the experts with annotate("{expert_tag}")',
             )
-        stages: list[list[int]] = []
-        if pp == 1:
-            s.place(where(), mesh.at(pp=0))
-        else:
-            table = _table(schedule, pp, microbatches, len(regions))
-            size, left = divmod(len(regions), table.num_stages)
-            if left or not size:
-                raise ScheduleError(
-                    f"{len(regions)} regions do not divide over the {table.num_stages} stages of "
-                    f"schedule {table.name}",
-                    legal=f'tag a multiple of {table.num_stages} regions with annotate("{stage_tag}")',
-                )
-            (rank_of,) = table.placement()[:1]
-            stages = [regions[i : i + size] for i in range(0, len(regions), size)]
-            for stage, members in enumerate(stages):
-                for region in members:
-                    s.place(tagged(stage_tag, region), mesh.at(pp=rank_of[stage]))
-        if ep > 1:
-            s.replicate(tagged(expert_tag, None), over=("dp", "ep"))
-            s.replicate(tagged(expert_tag, "*"), over="dp")
-            s.shard(tagged(expert_tag, "*"), over="ep")
-        else:
-            s.replicate(where(), over=("dp", "ep"))
-        s.split(where(), "MB", microbatches)
+        table = None
         if pp > 1:
+            if not s.tags.get(stage_tag):
+                s.cut(stage_tag, _table(schedule, pp, microbatches, 0).num_stages)
+            regions = s.tags[stage_tag]
+            table = _table(schedule, pp, microbatches, len(regions))
+            stages = _stages(table, regions, stage_tag)
+            _place(s, mesh, table, stages, stage_tag)
+        else:
+            s.place(where(), mesh.at(pp=0))
+        options: Any = {
+            "zero": zero, "bucket_size": bucket_size, "prefetch": prefetch, "reuse": reuse
+        }  # fmt: skip
+        if ep > 1:
+            s.replicate(tagged((expert_tag, None)), over=("dp", "ep"), **options)
+            s.replicate(tagged((expert_tag, "*")), over="dp", **options)
+            s.shard(tagged((expert_tag, "*")), over="ep")
+        else:
+            s.replicate(where(), over=("dp", "ep"), **options)
+        if recompute is not None:
+            s.recompute(where(), keep=recompute)
+        s.split(where(), "MB", microbatches // (table.num_directions if table else 1))
+        if table is not None:
             plain = all(len(members) == 1 for members in stages)
             s.order(table, tag=stage_tag, stages=None if plain else stages)
 
     return strategy
+
+
+def _stages(table: Table, regions: list[int], tag: str) -> list[list[int]]:
+    """The regions of each stage of the table."""
+    size, left = divmod(len(regions), table.num_stages)
+    if left or not size:
+        raise ScheduleError(
+            f"{len(regions)} regions do not divide over the {table.num_stages} stages of "
+            f"schedule {table.name}",
+            legal=f'tag a multiple of {table.num_stages} regions with annotate("{tag}")',
+        )
+    return [regions[i : i + size] for i in range(0, len(regions), size)]
+
+
+def _place(s: Schedule, mesh: Mesh, table: Table, stages: list[list[int]], tag: str) -> None:
+    """Every stage where the table runs it; with two directions, each half of the batch by itself."""
+    if table.num_directions > 1:
+        s.split(where(), "DIR", table.num_directions)
+    for direction, rank_of in enumerate(table.placement()):
+        way = (("DIR", direction),) if table.num_directions > 1 else ()
+        for stage, members in enumerate(stages):
+            for region in members:
+                s.place(tagged((tag, region), *way), mesh.at(pp=rank_of[stage]))
 
 
 def _table(schedule: Schedulable, num_ranks: int, num_microbatches: int, num_regions: int) -> Table:
@@ -99,5 +125,5 @@ def _table(schedule: Schedulable, num_ranks: int, num_microbatches: int, num_reg
     )
 
 
-def tagged(tag: str, value: int | str | None) -> Selector:
-    return Selector(((tag, value),))
+def tagged(*pairs: tuple[str, int | str | None]) -> Selector:
+    return Selector(pairs)

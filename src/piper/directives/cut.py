@@ -1,0 +1,65 @@
+"""cut: an untagged model gets the tags of stages, along its modules and balanced by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from piper.errors import Call, CutError
+from piper.ir.graph import Graph
+
+_MAY_PRECEDE = ("mesh", "stream")
+
+
+def cut(
+    graph: Graph,
+    tag: str,
+    num: int,
+    *,
+    stages: Callable[[], Graph],
+    before: Sequence[Call],
+    call: Call,
+) -> Graph:
+    """Cut the model into `num` stages of about equal cost and tag them `tag`=0, 1, ...
+
+    A stage begins where a module begins. Costs of forward and backward are estimated from flops and
+    bytes; `costs={"layers.0": 0.002, ...}` gives measured ones instead, in seconds by module path (code
+    outside of those modules then costs nothing). Inner tags stay: experts nest in their stage.
+
+    Requires:
+        1. No node has the tag.
+        2. `num` is at least 1, and the model runs through at least so many modules that can be cut
+           apart: a change in place is never cut off from what it changes, nor a tagged region in two.
+        3. Only mesh and stream come before it.
+
+    Rewrite:
+        F[] (x) -> (loss)  becomes  F[PP=0] (x) -> (y), F[PP=1] (y) -> (loss)
+
+    Example:
+        >>> s.cut("PP", 2)
+        >>> s.tags["PP"]
+        [0, 1]
+    """
+    if tag in graph.tag_values or tag in ("phase", "comm"):
+        count = len(graph.tag_values.get(tag, ()))
+        raise CutError(
+            f"the tag {tag!r} is taken",
+            call=call,
+            requirement=1,
+            details=[f"the model has {count} regions with it"] if count else [],
+            legal="a tag that no node has",
+        )
+    if not isinstance(num, int) or num < 1:
+        raise CutError(
+            f"cannot cut into {num} stages", call=call, requirement=2, legal="at least 1 stage"
+        )
+    early = [other for other in before if other.name not in _MAY_PRECEDE]
+    if early:
+        raise CutError(
+            f"{early[0]} comes before it",
+            call=call,
+            requirement=3,
+            legal="cut right after mesh and stream, before what selects its stages",
+        )
+    return msgspec.structs.replace(stages(), mesh=graph.mesh, streams=graph.streams)

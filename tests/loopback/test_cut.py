@@ -1,0 +1,49 @@
+"""Law 1 for a model without tags and without experts, which strategies cut into stages themselves."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import piper
+from piper.api.program import Program
+from piper.strategies import parallel
+from piper.train.verify import compare, train_one_device
+from tests.zoo import ADAMW, PIECES, Case, Untagged, batches_of
+
+CASE = Case("bare", lambda: Untagged(experts=False, num_stages=8))  # with experts: in test_parity
+pytestmark = pytest.mark.xdist_group("bare")
+
+
+@cache
+def _program() -> Program:
+    return piper.trace(CASE.model, CASE.batch(0), CASE.step)
+
+
+@pytest.mark.parametrize("bucket_size", [None, 512])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
+@pytest.mark.parametrize("pp", [2, 4])
+def test_trains_like_one_device(pp: int, schedule: str, bucket_size: int | None) -> None:
+    made = piper.schedules.schedule(schedule, num_ranks=pp, num_microbatches=PIECES)
+
+    def by_hand(s: piper.Schedule) -> None:
+        mesh = s.mesh(pp=pp, dp=1)
+        s.cut("PP", made.num_stages)
+        for stage in range(made.num_stages):
+            s.place(piper.where(PP=stage), mesh.at(pp=stage % pp))
+        s.replicate(piper.where(), over="dp", bucket_size=bucket_size)
+        s.split(piper.where(), "MB", PIECES)
+        s.order(made)
+
+    strategy = by_hand if bucket_size else parallel(pp=pp, schedule=schedule, microbatches=PIECES)
+    job = _program().apply(strategy).lower(optimizer=ADAMW)
+    values = {node.tag("PP") for node in job.graph.chunks}
+    assert values == set(range(pp if schedule == "1f1b" else 2 * pp))
+    assert (len(job.graph.chunks) > 2 * PIECES * len(values)) == bool(bucket_size)
+    batches = batches_of("dense")
+    reference = train_one_device(job, batches)
+    for adversary in (False, True):
+        with job.launch("loopback", adversary=adversary, seed=3) as run:
+            errors = compare(run, batches, reference)
+        assert errors.exact, errors
