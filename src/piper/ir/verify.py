@@ -7,7 +7,7 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm
 from piper.ir.sorting import find_cycle
 
-_GIVEN = ("batch", "param", "buffer", "constant")
+_GIVEN = ("batch", "key", "param", "buffer", "constant")
 
 
 def verify(graph: Graph) -> None:

@@ -12,6 +12,7 @@ from piper.ir.nodes import COMPUTE, Accumulate, Chunk, Comm, Node, Read, Update
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.events import waits_of
+from piper.plan.keys import KEY
 from piper.plan.types import RankClass, Slot, SlotKind, Task, TaskKind
 
 _PERSISTENT = ("param", "buffer", "constant", "grad")
@@ -120,9 +121,9 @@ class _Emitter:
     def _new_slot(self, value: Value) -> Slot:
         split_over = tuple(axis for axis, layout in value.layout if layout == "split(0)")
         kind: SlotKind
-        if value.role in ("param", "buffer", "batch", "constant"):
+        if value.role in ("param", "buffer", "batch", "key", "constant"):
             kind = value.role
-            source = value.of.partition("[")[0]
+            source = value.of.partition("[")[0].removeprefix(KEY)
         else:
             kind = {"sum": "sum", "splits": "host"}.get(value.role, "temp")  # type: ignore[assignment]
             source = ""
@@ -135,7 +136,7 @@ class _Emitter:
             shape=value.shape,
             dtype=value.dtype,
             source=source,
-            microbatch=_microbatch(self.graph, value.of) if kind == "batch" else 0,
+            microbatch=_microbatch(self.graph, value.of) if kind in ("batch", "key") else 0,
             split_over=split_over if kind in ("param", "grad") else (),
             bound=value.bound,
         )
@@ -184,7 +185,7 @@ def _kind(node: Comm) -> TaskKind:
 
 
 def _microbatch(graph: Graph, name: str) -> int:
-    """The microbatch that a batch leaf such as `batch.x[DIR=0,MB=3]` belongs to."""
+    """The microbatch that a Value such as `batch.x[DIR=0,MB=3]` belongs to."""
     text = name.partition("[")[2].rstrip("]")
     tags = dict(word.split("=") for word in text.split(",") if word)
     index = 0

@@ -16,7 +16,7 @@ from piper.mesh import Group, Mesh, Slice
 VERSION = 1
 
 TaskKind = Literal["run", "send", "recv", "all_reduce", "all_to_all", "read", "add", "update"]
-SlotKind = Literal["param", "buffer", "grad", "sum", "constant", "batch", "temp", "host"]
+SlotKind = Literal["param", "buffer", "grad", "sum", "constant", "batch", "key", "temp", "host"]
 
 
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -24,8 +24,9 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0 along
     `split_over`; `grad` sums that parameter's gradient and stays; `sum` is added into within a step;
-    `batch` is leaf `source` of the rank's microbatch; `constant` holds the number `source`; the rest are
-    written and freed within a step.
+    `batch` is leaf `source` of the rank's microbatch; `key` has the keys of the random operations
+    `source` ("0-2,5") in it; `constant` holds the number `source`; the rest are written and freed
+    within a step.
     """
 
     name: str
