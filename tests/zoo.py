@@ -55,8 +55,9 @@ class MoE(nn.Module):
 
 
 class Stage(nn.Module):
-    def __init__(self, experts: bool) -> None:
+    def __init__(self, experts: bool, dropout: float) -> None:
         super().__init__()
+        self.dropout = dropout
         self.norm = nn.LayerNorm(WIDTH)
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.moe = MoE() if experts else None
@@ -64,19 +65,29 @@ class Stage(nn.Module):
 
     def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.unsqueeze(1) for t in self.qkv(self.norm(x)).chunk(3, -1))
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1)
+        attended = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout
+        ).squeeze(1)
+        x = x + F.dropout(attended, self.dropout)
         if self.moe is not None:
             x = x + self.moe(x, route)
-        return x + torch.tanh(self.mlp(x))
+        return x + F.dropout(torch.tanh(self.mlp(x)), self.dropout)
 
 
 class Plain(nn.Module):
     """`experts`: with MoE layers. `tied`: head and embedding share their weight."""
 
-    def __init__(self, *, experts: bool = True, tied: bool = False, num_stages: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        experts: bool = True,
+        tied: bool = False,
+        num_stages: int = 2,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.stages = nn.ModuleList(Stage(experts) for _ in range(num_stages))
+        self.stages = nn.ModuleList(Stage(experts, dropout) for _ in range(num_stages))
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
             self.head.weight = self.embed.weight
@@ -179,6 +190,7 @@ CASES = {
         Case("branches", Branches),
         Case("integers", Integers),
         Case("counted", Plain, mean=False),
+        Case("dropout", lambda: Plain(dropout=0.3)),
         Case("deep", lambda: Plain(tied=True, num_stages=4), num_stages=4),
         Case("untagged", lambda: Untagged(tied=True, num_stages=4), num_stages=4),
     )

@@ -9,7 +9,7 @@ from tests.zoo import ADAMW, batches_of, program_of, reference_of
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.mark.parametrize("name", ["dense", "moe", "tied", "integers", "counted"])
+@pytest.mark.parametrize("name", ["dense", "moe", "tied", "integers", "counted", "dropout"])
 def test_trains_like_one_device(name: str) -> None:
     import piper
 

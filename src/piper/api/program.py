@@ -132,7 +132,9 @@ class Program:
         self, optimizer: Optimizer, device: str, seed: int, clip: float | None, late: bool
     ) -> Job:
         check_device(device)
-        logical, traced = self._refined(Schedule(self.graph, self.history).finish())
+        # `apply` has completed the graph; without any strategy all runs on one device.
+        whole = self.graph if self.history else complete(self.graph, [])
+        logical, traced = self._refined(whole)
         calls: list[Call] = [record.call for record in self.history]
         flops: dict[str, float] = {}
 

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from piper.bodies import ops as ops  # bodies may call these operators: register them first
+from piper.bodies import uniform as uniform
 from piper.bodies.code import constant_data
 from piper.errors import PlanError, TraceError
 

@@ -14,14 +14,15 @@ from piper.cost.estimate import seconds
 
 
 class RandomWatch(TorchDispatchMode):
-    """Notices whether an operator draws random numbers while it is active."""
+    """Notes the operators that draw random numbers while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen = False
+        self.seen: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or draws_random(func, args, kwargs or {})
+        if draws_random(func, args, kwargs or {}):
+            self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -56,12 +57,14 @@ def draws_random(operator: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call's result depends on a generator; switched-off dropout does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return False
-    names = [argument.name for argument in operator._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    defaults = {
-        a.name: a.default_value for a in operator._schema.arguments if a.has_default_value()
-    }
-    given = defaults | given
+    given = bound_arguments(operator, args, kwargs)
     if "dropout_p" in given:
         return given["dropout_p"] > 0
     return given.get("training", given.get("train", True)) is not False
+
+
+def bound_arguments(operator: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults."""
+    arguments = operator._schema.arguments
+    defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    return defaults | dict(zip((a.name for a in arguments), args, strict=False)) | kwargs

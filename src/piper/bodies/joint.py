@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from piper.bodies.code import ChunkCode
+from piper.bodies.dispatch import draws_random
 from piper.errors import TraceError
 from piper.plan.body_spec import TensorSpec
 
@@ -55,6 +56,7 @@ def trace_joint(code: ChunkCode, *, device: str, run: Run | None = None) -> Join
             with mode:
                 joint = _trace_without_gradient(code, bounded, inputs)
     _check_no_specialization(mode)
+    _check_no_generator(joint)
     return joint
 
 
@@ -161,7 +163,9 @@ def _trace_with_gradient(code: ChunkCode, run: Run, inputs: list[Tensor]) -> Joi
 
 def _trace_without_gradient(code: ChunkCode, run: Run, inputs: list[Tensor]) -> Joint:
     with torch.no_grad():
-        functional = torch.func.functionalize(lambda *args: run(*args), remove="mutations")
+        # First without functionalize, under which random operations would not find their keys.
+        plain = make_fx(run)(*inputs)
+        functional = torch.func.functionalize(lambda *args: plain(*args), remove="mutations")
         module = make_fx(functional)(*inputs)
     if any(node.target is torch.ops.aten.copy_.default for node in module.graph.nodes):
         raise _mutation()
@@ -184,6 +188,16 @@ def _check_no_specialization(mode: FakeTensorMode) -> None:
             details=[f"it holds only if {rule}"],
             legal="use -1 or x.shape[0] only through operators that keep rows apart",
         )
+
+
+def _check_no_generator(joint: Joint) -> None:
+    """Only keyed numbers are the same under every strategy; kernels of a device may have their own."""
+    for node in joint.graph.nodes:
+        if node.op == "call_function" and draws_random(node.target, node.args, node.kwargs):
+            raise TraceError(
+                f"{node.target} draws random numbers in a way that cannot be keyed",
+                legal="the same operation made of dropout, bernoulli, rand and the like",
+            )
 
 
 def dynamic(spec: TensorSpec) -> TensorSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from piper.directives.owning import axes_of, check_stream, own
 from piper.errors import Call, ShardError
 from piper.ir.graph import Graph
@@ -29,6 +31,7 @@ def shard(
         3. Each region is one chunk with one integer input counts[E], token-major inputs and outputs
            [N, ...] sorted by expert with N = sum(counts), and parameters whose dim 0 is E.
         4. E is a multiple of the number of ranks along `over`.
+        5. No random operation is inside: its numbers would depend on how rows are spread.
 
     Rewrite:
         F[EP=0] (x counts w) -> (y)  becomes, when lowered,
@@ -52,6 +55,15 @@ def shard(
 
 
 def _check_form(graph: Graph, node: Chunk, size: int, call: Call) -> None:
+    for value in (graph.values[name] for name in node.inputs):
+        if value.role == "key":
+            operation, _, place = unquote(value.of).partition("@")
+            raise ShardError(
+                f"{node.name} draws random numbers: {operation} ({place})",
+                call=call,
+                requirement=5,
+                legal="random operations before or after the region",
+            )
     form, problem = expert_form(graph, node)
     if form is None:
         raise ShardError(

@@ -12,7 +12,7 @@ SEED = "$one"  # the gradient of the loss with respect to itself
 
 def build_graph(traced: Traced) -> Graph:
     values = {
-        name: Value(name, value.role, value.spec.shape, value.spec.dtype)
+        name: Value(name, value.role, value.spec.shape, value.spec.dtype, of=value.of)
         for name, value in traced.values.items()
     }
     nodes: dict[str, Node] = {}

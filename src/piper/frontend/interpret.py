@@ -23,7 +23,8 @@ class Facts:
     """What is known of each node.
 
     `changes` holds the memory that a node changes in place; `seen_by` the later nodes that see the
-    change although no edge of the graph says so, and `sees` the same the other way round.
+    change although no edge of the graph says so, and `sees` the same the other way round; `random` the
+    operators with which a node draws random numbers.
     """
 
     memory: dict[fx.Node, frozenset[int]] = field(default_factory=dict)
@@ -31,7 +32,7 @@ class Facts:
     seen_by: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
     sees: dict[fx.Node, list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
     changers_inputs: dict[fx.Node, list[fx.Node]] = field(default_factory=dict)
-    random: set[fx.Node] = field(default_factory=set)
+    random: dict[fx.Node, list[Any]] = field(default_factory=dict)
     flowing: set[fx.Node] = field(default_factory=set)
 
     def inputs(self, node: fx.Node) -> list[fx.Node]:
@@ -76,7 +77,7 @@ class _Run(fx.Interpreter):
         self.facts.memory[n] = frozenset(map(_memory, self.results[n]))
         self.facts.changes[n] = frozenset(_memory(given[i]) for i in changed)
         if watch.seen:
-            self.facts.random.add(n)
+            self.facts.random[n] = watch.seen
         for tensor in self.results[n]:
             self.lying_in[_memory(tensor)].append(tensor)
         # A change through a view also gives a new history to its base, and to other views.

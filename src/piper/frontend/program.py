@@ -13,12 +13,13 @@ from piper.frontend.capture import Capture, source_of, value_of
 from piper.frontend.chunks import cut
 from piper.frontend.mutation import refuse_mutation
 from piper.frontend.pieces import cut_pieces
-from piper.frontend.random_ops import refuse_random
+from piper.frontend.random_ops import copy_keyed, first_place, random_indexes
 from piper.frontend.regions import assign_regions, free_code
 from piper.frontend.stages import StageCut
 from piper.ir.nodes import Tags
 from piper.ir.values import Role
 from piper.plan.body_spec import TensorSpec
+from piper.plan.keys import KEY, ranges_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class TracedValue:
     role: Role
     spec: TensorSpec
     gradient: bool  # whether a gradient passes through it
+    of: str = ""  # what keys are for
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,6 @@ def cut_program(
         regions = assign_regions(capture, stages=cut_at.tag, stage_of=stage_of)
     free = free_code(capture)
     code = [node for node in regions if node not in free]
-    refuse_random(capture)
     chunk_of = cut(code, regions, capture.facts.inputs_with_changers)
     refined = cut_pieces(capture, chunk_of, pieces or {})
     refuse_mutation(list(regions), refined.chunk_of, capture)
@@ -94,6 +95,7 @@ class _Cutter:
         self.free = free
         self.chunk_of = chunk_of
         self.flowing = capture.facts.flowing
+        self.random = random_indexes(capture)
         self.members: list[list[fx.Node]] = [[] for _ in range(max(chunk_of.values()) + 1)]
         for node, chunk in chunk_of.items():
             self.members[chunk].append(node)
@@ -106,13 +108,14 @@ class _Cutter:
             inputs, outputs = self._inputs(nodes), self._outputs(index, nodes)
             for node in (*inputs, *outputs):
                 values[self.name(node)] = self._value(node)
+            keys = self._keys(nodes, values)
             same = [i for i, other in enumerate(tags) if other == tags[index]]
             chunks.append(
                 TracedChunk(
                     tags=tags[index],
                     part=same.index(index),
                     parts=len(same),
-                    inputs=tuple(map(self.name, inputs)),
+                    inputs=(*map(self.name, inputs), *keys),
                     outputs=tuple(map(self.name, outputs)),
                     code=self._code(index, nodes, inputs, outputs),
                     whole=whole[index],
@@ -126,6 +129,16 @@ class _Cutter:
     def name(self, node: fx.Node) -> str:
         origin = self.capture.origins.get(node)
         return origin.name if origin else f"%{node.name}"
+
+    def _keys(self, nodes: list[fx.Node], values: dict[str, TracedValue]) -> tuple[str, ...]:
+        """The Value with a chunk's keys, if it draws random numbers."""
+        drawn = [node for node in nodes if node in self.random]
+        if not drawn:
+            return ()
+        name = KEY + ranges_of([self.random[node] for node in drawn])
+        spec = TensorSpec((len(drawn),), "int64")
+        values[name] = TracedValue("key", spec, gradient=False, of=first_place(drawn))
+        return (name,)
 
     def _value(self, node: fx.Node) -> TracedValue:
         result = value_of(node)
@@ -185,8 +198,15 @@ class _Cutter:
         copies: dict[fx.Node, fx.Node] = {}
         for node in inputs:
             copies[node] = graph.placeholder(node.name)
+        position = {node: i for i, node in enumerate(n for n in nodes if n in self.random)}
+        keys = [graph.placeholder("keys")] if position else []
         for node in self._with_free_code(nodes):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node in position:
+                copies[node] = copy_keyed(
+                    graph, node, copies, keys=keys[0], position=position[node]
+                )
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(tuple(copies[node] for node in outputs))
         constants = {
             str(n.target): self.capture.constants[str(n.target)]
@@ -196,7 +216,10 @@ class _Cutter:
         return ChunkCode(
             graph=graph,
             constants=constants,
-            inputs=tuple(self._input(index, node) for node in inputs),
+            inputs=(
+                *(self._input(index, node) for node in inputs),
+                *(_keys_input(len(position)) for _ in keys),
+            ),
             outputs=tuple(spec_of(value_of(node)) for node in outputs),
             tangents=tuple(
                 i
@@ -219,3 +242,8 @@ class _Cutter:
         return any(
             self.chunk_of.get(user, index) != index and user in self.flowing for user in node.users
         )
+
+
+def _keys_input(num: int) -> ChunkInput:
+    spec = TensorSpec((num,), "int64")
+    return ChunkInput(spec, param=False, requires_grad=False, grad=False)

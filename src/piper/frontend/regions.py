@@ -40,7 +40,7 @@ def assign_regions(
 
 def free_code(capture: Capture) -> set[fx.Node]:
     """Untagged code that depends on neither batch nor parameters (masks, tables): every reader has
-    its own."""
+    its own. What is random is drawn once."""
     facts = capture.facts
     bound: set[int] = set()  # memory that other code changes
     while True:
@@ -51,6 +51,7 @@ def free_code(capture: Capture) -> set[fx.Node]:
                     free.add(node)
             elif (
                 is_code(node)
+                and node not in facts.random
                 and not own_tags(node, capture)
                 and not facts.memory[node] & bound
                 and all(arg in free for arg in facts.inputs(node))

@@ -75,7 +75,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     count: str = ""
     version: int = VERSION
 
-    # Directives that keep tags share these two indexes with their result (see `replacing`).
+    # Directives that keep tags share these indexes with their result (see `replacing`).
     @cached_property
     def by_tag(self) -> dict[tuple[str, int], list[str]]:
         found: dict[tuple[str, int], list[str]] = defaultdict(list)
@@ -90,6 +90,17 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         for tag, value in sorted(self.by_tag):
             found[tag].append(value)
         return dict(found)
+
+    def by_tags(self, tags: tuple[str, ...]) -> dict[tuple[int | None, ...], list[str]]:
+        """Nodes by their values of several tags; made once per set of tags."""
+        known = self.__dict__.setdefault("by_tags_of", {})
+        if tags not in known:
+            found: dict[tuple[int | None, ...], list[str]] = defaultdict(list)
+            for node in self.nodes.values():
+                values = dict(node.tags)
+                found[tuple(values.get(tag) for tag in tags)].append(node.name)
+            known[tags] = dict(found)
+        return known[tags]
 
     @cached_property
     def producers(self) -> dict[str, list[str]]:
@@ -131,7 +142,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
             nodes={**self.nodes, **changed},
             values={**self.values, **values} if values else self.values,
         )
-        for name in ("by_tag", "tag_values"):
+        for name in ("by_tag", "tag_values", "by_tags_of"):
             if name in self.__dict__:
                 graph.__dict__[name] = self.__dict__[name]
         return graph

@@ -40,12 +40,13 @@ def resolve_orders(graph: Graph, calls: Sequence[Call], *, device: str = "cpu") 
             continue
         for sequence in _sequences(graph, order, calls[order.origin], number, found):
             found.edges += [OrderEdge(a, b, order.origin) for a, b in pairwise(sequence)]
-    cycle = find_cycle(graph, extra=tuple(found.edges))
-    if cycle:
-        _refuse_cycle(graph, cycle, found, calls)
     issued = [e for turns in found.overlaps for e in issue_edges(graph, turns, device=device)]
-    if issued and not find_cycle(graph, extra=(*found.edges, *issued)):
-        found.edges += issued
+    if not issued or find_cycle(graph, extra=(*found.edges, *issued)):
+        issued = []
+        cycle = find_cycle(graph, extra=tuple(found.edges))
+        if cycle:
+            _refuse_cycle(graph, cycle, found, calls)
+    found.edges += issued
     return msgspec.structs.replace(graph, edges=tuple(found.edges), overlaps=tuple(found.overlaps))
 
 

@@ -8,6 +8,7 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
 
 _INTEGERS = ("int32", "int64")
+_OTHERS = ("param", "key")  # never counts nor rows
 
 
 class ExpertForm(msgspec.Struct, frozen=True):
@@ -34,13 +35,15 @@ def expert_form(graph: Graph, node: Chunk) -> tuple[ExpertForm | None, str]:
     counts = [
         index
         for index, value in enumerate(values)
-        if value.dtype in _INTEGERS and value.shape == (num_experts,) and value.role != "param"
+        if value.dtype in _INTEGERS and value.shape == (num_experts,) and value.role not in _OTHERS
     ]
     if len(counts) != 1:
         found = "no" if not counts else f"{len(counts)}"
         return None, f"it has {found} integer input of shape [{num_experts}]"
     rows = tuple(
-        index for index, value in enumerate(values) if value.role != "param" and index != counts[0]
+        index
+        for index, value in enumerate(values)
+        if value.role not in _OTHERS and index != counts[0]
     )
     outputs = [graph.values[name] for name in node.outputs if graph.values[name].role != "saved"]
     lengths = {

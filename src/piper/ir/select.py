@@ -77,13 +77,14 @@ def select(graph: Graph, selector: Selector, *, call: Call) -> list[str]:
 
 
 def _candidates(graph: Graph, selector: Selector) -> list[str]:
-    """The shortest list that surely holds all matches."""
-    lists: list[list[str]] = [
-        graph.by_tag.get((tag, wanted), [])
-        for tag, wanted in selector.tags
-        if isinstance(wanted, int)
-    ]
-    return min(lists, key=len) if lists else list(graph.nodes)
+    """A list that surely holds all matches: the nodes with the values that the selector names."""
+    fixed = [(tag, wanted) for tag, wanted in selector.tags if isinstance(wanted, int)]
+    if not fixed:
+        return list(graph.nodes)
+    if len(fixed) == 1:
+        return graph.by_tag.get(fixed[0], [])
+    index = graph.by_tags(tuple(tag for tag, _ in fixed))
+    return index.get(tuple(wanted for _, wanted in fixed), [])
 
 
 def _legal(known: dict[str, list[int]]) -> str:

@@ -13,12 +13,20 @@ from piper.ir.graph import Graph, OrderEdge
 
 def successors(graph: Graph, extra: tuple[OrderEdge, ...] = ()) -> dict[str, list[str]]:
     """Node -> nodes that wait for it, over data edges, order edges and `extra` ones."""
-    found: dict[str, list[str]] = {name: [] for name in graph.nodes}
-    for node in graph.nodes.values():
-        for before in graph.predecessors(node):
-            found[before].append(node.name)
-    for edge in (*(e for e in graph.edges if not e.issued), *extra):
-        found[edge.before].append(edge.after)
+    found: dict[str, list[str]] | None = graph.__dict__.get("successors")
+    if found is None:
+        found = {name: [] for name in graph.nodes}
+        for node in graph.nodes.values():
+            for before in graph.predecessors(node):
+                found[before].append(node.name)
+        for edge in graph.edges:
+            if not edge.issued:
+                found[edge.before].append(edge.after)
+        graph.__dict__["successors"] = found
+    if extra:
+        found = {name: list(targets) for name, targets in found.items()}
+        for edge in extra:
+            found[edge.before].append(edge.after)
     return found
 
 

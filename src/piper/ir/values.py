@@ -11,6 +11,7 @@ from piper.mesh import Slice
 
 Role = Literal[
     "batch",  # a leaf of the batch, given by the loader on each rank that reads it
+    "key",  # keys of a chunk's random operations, in one microbatch
     "param",
     "buffer",
     "activation",
@@ -41,9 +42,10 @@ _BYTES = {
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor, on all ranks of a slice.
 
-    `of` names what a gradient or a sum belongs to: an activation or a parameter. With `bound`, dim 0
-    depends on the data: `shape[0]` is what to expect and `bound` the most it can be. With `place` it
-    takes the place of that Value; with `base` it is a part of that one, from element `offset` on.
+    `of` names what a gradient or a sum belongs to: an activation or a parameter; of a traced key, the
+    user's first random operation. With `bound`, dim 0 depends on the data: `shape[0]` is what to expect
+    and `bound` the most it can be. With `place` it takes the place of that Value; with `base` it is a
+    part of that one, from element `offset` on.
     """
 
     name: str

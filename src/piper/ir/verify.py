@@ -7,7 +7,7 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm
 from piper.ir.sorting import find_cycle
 
-_GIVEN = ("batch", "param", "buffer", "constant", "flat", "shard")
+_GIVEN = ("batch", "key", "param", "buffer", "constant", "flat", "shard")
 _SUMS = ("sum", "gradient")
 
 

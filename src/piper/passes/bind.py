@@ -21,7 +21,7 @@ from piper.passes.tangents import sum_tangent
 from piper.plan.body_spec import ChunkBodies, TensorSpec
 
 GetBodies = Callable[[Chunk, ExpertForm | None, int], ChunkBodies]
-_GIVEN = ("param", "buffer", "batch", "constant")
+_GIVEN = ("param", "buffer", "batch", "key", "constant")
 
 
 @dataclass

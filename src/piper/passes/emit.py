@@ -22,12 +22,14 @@ from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
 from piper.passes.events import waits_of
+from piper.plan.keys import KEY
 from piper.plan.types import PERSISTENT, Memory, RankClass, Slot, SlotKind, Task
 
 _KINDS: dict[str, SlotKind] = {
     "param": "param",
     "buffer": "buffer",
     "batch": "batch",
+    "key": "key",
     "constant": "constant",
     "flat": "flat",
     "shard": "shard",
@@ -232,8 +234,8 @@ class _Emitter:
     def _new_slot(self, value: Value, base: int) -> Slot:
         kind = _KINDS.get(value.role, "temp")
         source = ""
-        if value.role in ("param", "buffer", "batch", "constant"):
-            source = value.of.partition("[")[0]
+        if value.role in ("param", "buffer", "batch", "key", "constant"):
+            source = value.of.partition("[")[0].removeprefix(KEY)
         split_over: tuple[str, ...] = ()
         if kind == "param":
             split_over = tuple(axis for axis, layout in value.layout if layout == "split(0)")
@@ -248,7 +250,7 @@ class _Emitter:
             shape=value.shape,
             dtype=value.dtype,
             source=source,
-            microbatch=_microbatch(self.graph, value.of) if kind == "batch" else 0,
+            microbatch=_microbatch(self.graph, value.of) if kind in ("batch", "key") else 0,
             split_over=split_over,
             bound=value.bound,
             base=base,
@@ -307,7 +309,7 @@ class _Emitter:
 
 
 def _microbatch(graph: Graph, name: str) -> int:
-    """The microbatch that a batch leaf such as `batch.x[DIR=0,MB=3]` belongs to."""
+    """The microbatch that a Value such as `batch.x[DIR=0,MB=3]` belongs to."""
     text = name.partition("[")[2].rstrip("]")
     tags = dict(word.split("=") for word in text.split(",") if word)
     index = 0

@@ -29,6 +29,7 @@ SlotKind = Literal[
     "sum",
     "constant",
     "batch",
+    "key",
     "temp",
     "host",
 ]
@@ -43,8 +44,8 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     along `split_over`. `flat` holds all parameters of a bucket, `shard` the rank's part of one along
     the bucket's axes, `gathered` a bucket for as long as it is used; `grad` sums the gradients of a
     bucket, whole or the rank's part, and stays. `sum` is added into within a step; `batch` is leaf
-    `source` of the rank's microbatch; `constant` holds the number `source`; the rest are written and
-    freed within a step.
+    `source` of the rank's microbatch; `key` has the keys of the random operations `source` ("0-2,5") in
+    it; `constant` holds the number `source`; the rest are written and freed within a step.
 
     With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
     for a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many

@@ -13,6 +13,7 @@ from torch import Tensor
 from piper.bodies.store import load
 from piper.errors import RunError
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
+from piper.runtime.keys import Keys
 from piper.runtime.transport import Exchange, Pending, Transport
 from piper.runtime.update import Updater, clip_scale
 from piper.runtime.weights import initial_value
@@ -57,6 +58,7 @@ class Worker:
             if slot.base >= 0:
                 self._parts[slot.base].append(index)
         self.updaters: dict[int, Updater] = {}  # per bucket
+        self.keys = Keys(plan, self.me, self.device)
         self._fill_model(bodies)
         self._functions = {
             task.body: load(bodies[task.body]) for task in self.me.tasks if task.body
@@ -263,13 +265,14 @@ class Worker:
     # Running
 
     def load_batch(self, leaves: Mapping[str, Tensor]) -> None:
-        """Give every microbatch its rows of this rank's share of the batch."""
+        """Begin a step: every microbatch gets its rows of this rank's share, and its keys."""
         num = self.plan.num_microbatches
         for index, slot in self.batch_slots:
             leaf = leaves[slot.source]
             rows = leaf.shape[0] // num
             part = leaf[slot.microbatch * rows : (slot.microbatch + 1) * rows]
             self.slots[index] = part.to(self.device).contiguous()
+        self.keys.load(self.slots)
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step in dispatch order; the loss and count of the whole batch."""

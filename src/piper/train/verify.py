@@ -15,6 +15,7 @@ from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture import plain_name
 from piper.runtime.weights import initial_value
+from piper.train.keyed import draws, keyed_step
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
 PARAMETER_BOUND = 1e-8
@@ -51,7 +52,11 @@ class Errors:
 
 
 def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
-    """Train the user's untouched module on the global microbatches, one after the other."""
+    """Train the user's untouched module on the global microbatches, one after the other.
+
+    A program with random operations draws them from their keys: then it is the uncut captured graph
+    on the module's own parameters.
+    """
     plan, source = job.plan, job.source
     model = source.make_model()
     _load_initial(model, job)
@@ -60,11 +65,13 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
         list(params.values()), **plan.optimizer.options
     )
     pieces = plan.num_data_ranks * plan.num_microbatches
+    run = keyed_step(job, model) if draws(job) else None
     losses, gradients = [], []
-    for batch in batches:
+    for step, batch in enumerate(batches):
         total = count = 0.0
         for piece in range(pieces):
-            result = source.step(model, _rows(batch, piece, pieces))
+            rows = _rows(batch, piece, pieces)
+            result = run(rows, step, piece) if run else source.step(model, rows)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
             total += loss.item()

@@ -1,0 +1,39 @@
+"""Keys: the numbers that a rank's random operations draw from, new in every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from piper.plan.keys import indexes_in, key_of
+from piper.plan.types import Plan, RankPlan
+
+
+class Keys:
+    """Fills the slots of kind `key`; `step` counts the steps that have begun."""
+
+    def __init__(self, plan: Plan, me: RankPlan, device: torch.device) -> None:
+        self.seed = plan.seed
+        self.device = device
+        self.step = 0
+        first = me.data_rank * plan.num_microbatches  # global microbatches of this rank start here
+        self.slots = [
+            (number, indexes_in(slot.source), first + slot.microbatch)
+            for number, slot in enumerate(me.slots)
+            if slot.kind == "key"
+        ]
+
+    def load(self, slots: list[Any]) -> None:
+        """Begin a step: all keys in one copy to the device."""
+        if self.slots:
+            numbers = [
+                key_of(self.seed, step=self.step, index=index, microbatch=microbatch)
+                for _, indexes, microbatch in self.slots
+                for index in indexes
+            ]
+            keys = torch.tensor(numbers, dtype=torch.int64).to(self.device)
+            sizes = [len(indexes) for _, indexes, _ in self.slots]
+            for (number, _, _), part in zip(self.slots, keys.split(sizes), strict=True):
+                slots[number] = part
+        self.step += 1
