@@ -69,6 +69,10 @@ class Program:
     def to_json(self) -> bytes:
         return graph_to_json(self.graph)
 
+    def diff(self, other: Program) -> str:
+        """What differs in the plan of another program; empty if nothing does."""
+        return self.lower().diff(other.lower())
+
     def lower(
         self, *, optimizer: Optimizer | None = None, device: str = "cpu", seed: int = 0
     ) -> Job:

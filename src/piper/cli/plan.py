@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("plan", help="compile a model under a strategy")
     add_program_arguments(parser)
     parser.add_argument(
-        "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
+        "-o", "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
     )
     parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
     parser.set_defaults(run=run)

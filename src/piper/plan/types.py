@@ -60,13 +60,17 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     origin: int = -1
 
 
-class RankClass(msgspec.Struct, frozen=True):
-    """All ranks of one slice: the same slots and tasks, each on its own data."""
+class RankClass(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All ranks of one slice: the same slots and tasks, each on its own data.
+
+    `overlaps` has, for each group of an `order` with several members, its tasks as they are dispatched.
+    """
 
     slice: Slice
     slots: tuple[Slot, ...]
     tasks: tuple[Task, ...]
     results: dict[str, int]
+    overlaps: tuple[tuple[int, ...], ...] = ()
 
 
 class ModelTensor(msgspec.Struct, frozen=True):
