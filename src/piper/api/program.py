@@ -17,7 +17,7 @@ from piper.errors import Call, PlanError
 from piper.frontend.build import build_graph
 from piper.frontend.capture import Step
 from piper.ir.graph import Graph
-from piper.ir.history import Record
+from piper.ir.history import History, Record
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.serial import graph_to_json
@@ -55,13 +55,17 @@ class Program:
     def __init__(self, source: Source, graph: Graph, history: Sequence[Record] = ()) -> None:
         self.source = source
         self.graph = graph
-        self.history = tuple(history)
+        self.history = History(history)
 
     def apply(self, strategy: Strategy) -> Program:
         """The program after all directives of a strategy."""
         schedule = Schedule(self.graph, self.history)
         strategy(schedule)
         return Program(self.source, schedule.finish(), schedule.history)
+
+    def history_as_code(self) -> str:
+        """The directives so far as a strategy that can be pasted."""
+        return str(self.history)
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)
@@ -128,7 +132,7 @@ class Program:
             seed=seed,
             device=device,
             bodies=tuple(sorted(used)),
-            history=self.history,
+            history=tuple(self.history),
         )
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}
         return Job(self.source, graph, plan, texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ from piper.directives.replicate import replicate
 from piper.directives.shard import shard
 from piper.directives.split import split
 from piper.errors import Call, MeshError, did_you_mean, user_source
+from piper.ir.code import keywords_code
 from piper.ir.graph import Graph, Stream
 from piper.ir.history import Record
 from piper.ir.select import Selector
@@ -65,15 +66,15 @@ class Schedule:
         made = Stream(name, priority, max_sms)
         self._apply(
             call,
-            _show(name, priority=priority, max_sms=max_sms),
+            _show(name, priority=None if priority == "normal" else priority, max_sms=max_sms),
             lambda g: msgspec.structs.replace(g, streams=(*g.streams, made)),
         )
         return name
 
     def place(self, selector: Selector, at: Slice) -> None:
         call, origin = self._call("place"), len(self.history)
-        fixed = getattr(at, "fixed", ())
-        slice_code = f"mesh.at({', '.join(f'{axis}={index}' for axis, index in fixed)})"
+        mesh = "mesh" if any(r.call.name == "mesh" for r in self.history) else "piper.Mesh()"
+        slice_code = f"{mesh}.at({_show(**dict(getattr(at, 'fixed', ())))})"
         self._apply(
             call,
             f"{selector}, {slice_code}",
@@ -131,6 +132,7 @@ class Schedule:
         stages: Sequence[Sequence[int]] | None = None,
     ) -> None:
         call, origin = self._call("order"), len(self.history)
+        groups = _kept(groups)
         if isinstance(groups, Table):
             table = groups
             self._apply(
@@ -192,8 +194,17 @@ Schedule.order.__doc__ += f"\n    With a table instead of groups:\n\n    {order_
 
 def _show(*args: Any, **kwargs: Any) -> str:
     words = [str(arg) if isinstance(arg, Selector) else repr(arg) for arg in args]
-    words += [f"{key}={value!r}" for key, value in kwargs.items() if value is not None]
+    words += keywords_code({key: value for key, value in kwargs.items() if value is not None})
     return ", ".join(words)
+
+
+def _kept(groups: Any) -> Any:
+    """Groups that can be read twice: to apply them and to record them."""
+    if isinstance(groups, Iterator):
+        groups = list(groups)
+    if not isinstance(groups, list | tuple):
+        return groups
+    return [list(group) if isinstance(group, Iterator) else group for group in groups]
 
 
 def _show_table(

@@ -83,10 +83,10 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _directives(a: Plan, b: Plan) -> Iterator[str]:
-    lines = [[str(record) for record in plan.history] for plan in (a, b)]
+    before, after = ([str(record) for record in plan.history] for plan in (a, b))
     changed = [
         line
-        for line in difflib.unified_diff(*lines, lineterm="", n=0)
+        for line in difflib.unified_diff(before, after, lineterm="", n=0)
         if not line.startswith(("---", "+++", "@@"))
     ]
     if changed:
