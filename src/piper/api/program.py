@@ -25,6 +25,7 @@ from piper.ir.text import graph_to_text
 from piper.ir.verify import verify
 from piper.passes.emit import emit
 from piper.passes.lower import data_axes, local_rows, lower_graph
+from piper.passes.preview import foresee, preview_text
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import BatchLeaf, Optimizer, Plan
 
@@ -72,6 +73,14 @@ class Program:
 
     def to_json(self) -> bytes:
         return graph_to_json(self.graph)
+
+    def preview(self) -> str:
+        """The communication that each directive will cause, without lowering anything."""
+        graph = Schedule(self.graph, self.history).finish()
+        rows = local_rows(graph, self.source.batch_size, [r.call for r in self.history])
+        traced = self.source.local(rows)
+        specs = {name: value.spec for name, value in traced.values.items()}
+        return preview_text(foresee(graph, specs, data_axes=data_axes(graph)), self.history)
 
     def diff(self, other: Program) -> str:
         """What differs in the plan of another program; empty if nothing does."""

@@ -71,14 +71,14 @@ class Schedule:
         )
         return name
 
-    def place(self, selector: Selector, at: Slice) -> None:
+    def place(self, selector: Selector, at: Slice, *, stream: str | None = None) -> None:
         call, origin = self._call("place"), len(self.history)
         mesh = "mesh" if any(r.call.name == "mesh" for r in self.history) else "piper.Mesh()"
         slice_code = f"{mesh}.at({_show(**dict(getattr(at, 'fixed', ())))})"
         self._apply(
             call,
-            f"{selector}, {slice_code}",
-            lambda g: place(g, selector, at, origin=origin, call=call),
+            ", ".join([str(selector), slice_code, *([_show(stream=stream)] if stream else [])]),
+            lambda g: place(g, selector, at, stream=stream, origin=origin, call=call),
         )
 
     def replicate(

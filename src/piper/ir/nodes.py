@@ -45,7 +45,8 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     """A piece of the traced code in one phase, for one microbatch.
 
     `chunk` numbers the piece in the trace; `part` numbers it inside its region; `body` is the key of
-    its code; `forward` names the F whose saved Values a backward reads.
+    its code; `forward` names the F whose saved Values a backward reads; `transfer` names the stream
+    of what it receives from and sends to other slices, where the user chose one.
     """
 
     phase: Phase
@@ -54,6 +55,7 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     body: str = ""
     forward: str = ""
     owners: tuple[Owner, ...] = ()
+    transfer: str = ""
 
 
 class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):
