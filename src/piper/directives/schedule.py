@@ -41,6 +41,14 @@ class Schedule:
         Requires:
             1. The schedule has no mesh yet.
             2. Every size is at least 1.
+
+        Rewrite:
+            mesh (one device)  ->  mesh pp=2 dp=4: ranks 0..7, the last axis varies fastest
+
+        Example:
+            >>> mesh = s.mesh(pp=2, dp=4)
+            >>> list(mesh.ranks(mesh.at(pp=1)))
+            [4, 5, 6, 7]
         """
         call = self._call("mesh")
         if self.graph.mesh.axes:
@@ -59,10 +67,23 @@ class Schedule:
         priority: Literal["normal", "high"] = "normal",
         max_sms: int | None = None,
     ) -> str:
-        """Name a queue, with its priority and how many SMs its communication may take."""
+        """Name a queue, with its priority and how many SMs its communication may take.
+
+        Requires:
+            1. No stream has that name yet.
+
+        Rewrite:
+            streams (none)  ->  streams dp: an in-order queue on every device, for directives to name
+
+        Example:
+            >>> dp = s.stream("dp", priority="high")
+            >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"), reduce_stream=dp)
+            >>> {owner.stream for owner in s.graph.nodes["F[PP=0.0]"].owners}
+            {'dp'}
+        """
         call = self._call("stream")
         if any(stream.name == name for stream in self.graph.streams):
-            raise MeshError(f"the stream {name!r} is declared twice", call=call)
+            raise MeshError(f"the stream {name!r} is declared twice", call=call, requirement=1)
         made = Stream(name, priority, max_sms)
         self._apply(
             call,
