@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -11,14 +11,17 @@ test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 check: .venv/ready
-	$(BIN)/ruff format --check src tests examples benchmarks
-	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks docs
+	$(BIN)/ruff check src tests examples benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: .venv/ready
-	$(BIN)/ruff format src tests examples benchmarks
-	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks docs
+	$(BIN)/ruff check --fix src tests examples benchmarks docs
+
+docs: .venv/ready
+	$(BIN)/python docs/generate.py
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -10,6 +10,8 @@ from piper.api.source import Source
 from piper.errors import RunError
 from piper.ir.graph import Graph
 from piper.ir.text import graph_to_text
+from piper.plan.diff import diff
+from piper.plan.explain import explain
 from piper.plan.summary import summarize
 from piper.plan.types import Plan
 from piper.runtime.local import LocalPool, LocalRun
@@ -31,6 +33,14 @@ class Job:
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)
+
+    def explain(self, name: str) -> str:
+        """One task of the plan: who made it, what it waits for and why, what it touches."""
+        return explain(self.plan, name)
+
+    def diff(self, other: Job) -> str:
+        """What differs in the plan of another job; empty if nothing does."""
+        return diff(self.plan, other.plan)
 
     def launch(self, launcher: str | LocalPool = "local", **options: Any) -> Run:
         """Start the workers: `"local"` processes, `"loopback"` in this process, or `"single"` for a

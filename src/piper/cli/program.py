@@ -24,7 +24,11 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "strategy", "default: the file's strategy(s), else one device"
     )
-    group.add_argument("--strategy", metavar="FILE.py", help="a Python file with strategy(s)")
+    group.add_argument(
+        "--strategy",
+        metavar="FILE",
+        help="a Python file with strategy(s), or a .json file of the published form",
+    )
     group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks")
     group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
     group.add_argument("--ep", type=int, metavar="N", help="ranks that share experts; divides dp")
@@ -82,6 +86,15 @@ def schedule_function(name: str) -> Any:
     return getattr(module, function)
 
 
+def strategy_file(path: str) -> Callable[..., None]:
+    """The strategy of a .json file."""
+    from piper.strategies import from_json
+
+    if not os.path.isfile(path):
+        raise FileError(f"there is no file {path}")
+    return from_json(path)
+
+
 def chosen_strategy(
     arguments: argparse.Namespace, module: ModuleType
 ) -> Callable[..., None] | None:
@@ -96,8 +109,10 @@ def chosen_strategy(
         if degrees:
             raise FileError(
                 "--strategy and degrees of parallelism exclude each other",
-                legal="--strategy FILE.py, or --pp --dp --ep --schedule --microbatches",
+                legal="--strategy FILE, or --pp --dp --ep --schedule --microbatches",
             )
+        if arguments.strategy.endswith(".json"):
+            return strategy_file(arguments.strategy)
         return load_file(arguments.strategy, "strategy").strategy
     if degrees:
         if "schedule" in degrees:
