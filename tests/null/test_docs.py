@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import piper
+from piper.api.stages import Stages
 from piper.cli.main import main
 from piper.directives.schedule import Schedule
 from tests.zoo import program_of
@@ -74,7 +75,8 @@ def test_every_method_of_schedule_is_a_directive_with_all_sections(generate: Mod
 def test_examples_of_all_directives(generate: ModuleType) -> None:
     for name in generate.directives():
         for part in generate.parts_of(name):
-            s = Schedule(program_of("moe").graph)
+            program = program_of("untagged" if name == "cut" else "moe")
+            s = Schedule(program.graph, stages=Stages(program.source, None))
             names = {"s": s, "where": piper.where, "piper": piper}
             if name != "mesh":
                 names["mesh"] = s.mesh(pp=2, dp=2, ep=2)

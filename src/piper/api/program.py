@@ -32,7 +32,7 @@ from piper.ir.verify import verify
 from piper.passes.emit import emit
 from piper.passes.lower import data_axes, local_rows, lower_graph
 from piper.passes.pieces import piece_sizes
-from piper.passes.preview import foresee, preview_text
+from piper.passes.preview import Foreseen, foresee, preview_text
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import BatchLeaf, Optimizer, Plan
 
@@ -94,11 +94,14 @@ class Program:
 
     def preview(self) -> str:
         """The communication that each directive will cause, without lowering anything."""
+        return preview_text(self.foreseen(), self.history)
+
+    def foreseen(self) -> list[Foreseen]:
+        """The same as data."""
         graph, traced = self._refined()
         specs = {name: value.spec for name, value in traced.values.items()}
         calls = [record.call for record in self.history]
-        found = foresee(graph, specs, calls, data_axes=data_axes(graph))
-        return preview_text(found, self.history)
+        return foresee(graph, specs, calls, data_axes=data_axes(graph))
 
     def diff(self, other: Program) -> str:
         """What differs in the plan of another program; empty if nothing does."""

@@ -206,9 +206,9 @@ def gradient_reductions(graph: Graph, specs: Specs, calls: Sequence[Call]) -> It
     for (origin, kind, where, stream, _), items in found.items():
         total = sum(often for often, _ in items)
         what = "gradients" if kind != "all_gather" else "parameters"
-        size = show_bytes(max(size for _, size in items))
+        largest = show_bytes(max(size for _, size in items))
         text = (
-            f"{kind} of {what}, {total} in {len(items)} buckets of up to {size}, "
+            f"{kind} of {what}, {total} in {len(items)} buckets of up to {largest}, "
             f"over {where} on stream {stream}"
         )
         yield Foreseen(origin, ((kind, total),), text)

@@ -349,7 +349,7 @@ class Worker:
 
 def _gradients(flat: Tensor, bucket: Bucket) -> list[Tensor]:
     """The gradients of a bucket's parameters; the rank's part of it is one tensor."""
-    if bucket.zero > 0:
+    if bucket.over:
         return [flat]
     return [
         flat[start : start + math.prod(shape)].view(shape)
