@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from piper.cli.plan_file import read_plan
-from piper.plan.diff import diff
-
 DIFFERENT = 1
 
 
@@ -20,6 +17,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from piper.cli.plan_file import read_plan
+    from piper.plan.diff import diff
+
     found = diff(read_plan(arguments.a), read_plan(arguments.b))
     if found:
         print(f"A = {arguments.a}\nB = {arguments.b}\n{found}")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from piper.cli.plan_file import read_plan
-from piper.plan.explain import explain
-
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("explain", help="say why a task of a plan is there")
@@ -18,5 +15,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from piper.cli.plan_file import read_plan
+    from piper.plan.explain import explain
+
     print(explain(read_plan(arguments.plan), arguments.node))
     return 0
