@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
+from piper.ir.sizes import show_size
 from piper.ir.values import Value
 from piper.plan.types import Plan, RankClass, Slot
 
@@ -22,8 +22,8 @@ def summarize(plan: Plan) -> str:
         peak = peak_bytes(found)
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
         lines.append(
-            f"    parameters {_show(_held(found, 'param'))}, gradients {_show(_held(found, 'grad'))}"
-            f", peak of Values {_show(peak)}"
+            f"    parameters {show_size(_held(found, 'param'))}, gradients {show_size(_held(found, 'grad'))}"
+            f", peak of Values {show_size(peak)}"
         )
     return "\n".join(lines)
 
@@ -50,10 +50,3 @@ def slot_bytes(slot: Slot) -> int:
 
 def _held(found: RankClass, kind: str) -> int:
     return sum(slot_bytes(slot) for slot in found.slots if slot.kind == kind)
-
-
-def _show(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    power = min(int(math.log(size, 1024)), 4)
-    return f"{size / 1024**power:.1f} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}"
