@@ -139,6 +139,10 @@ class PlanError(PiperError):
     """A plan that breaks one of the laws that are checked before a run."""
 
 
+class CheckError(PlanError):
+    """A plan for which one of the checker's proofs fails; the details are a witness."""
+
+
 class RunError(PiperError):
     """A rank failed during a run."""
 

@@ -15,6 +15,7 @@ from piper.api.stages import Stages
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
+from piper.check import check_plan
 from piper.directives.complete import complete
 from piper.directives.schedule import Rewrite, Schedule
 from piper.errors import Call, PlanError
@@ -207,6 +208,7 @@ class Program:
             buckets=bucketed.buckets,
             history=tuple(self.history),
         )
+        check_plan(plan)
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}
         return Job(self.source, graph, plan, texts)
 

@@ -16,12 +16,12 @@ from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.nodes import TRACED, Chunk, CommKind
 from piper.ir.routing import expert_form
+from piper.ir.sizes import show_size
 from piper.ir.values import Value, accumulation_dtype, dtype_bytes
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed, make_buckets
 from piper.passes.loss import STREAM
 from piper.plan.body_spec import TensorSpec
-from piper.plan.summary import show_bytes
 from piper.plan.types import Bucket
 
 Specs = Mapping[str, TensorSpec]  # traced Values at the size of one rank's microbatch
@@ -87,7 +87,7 @@ def messages(graph: Graph, specs: Specs) -> Iterator[Foreseen]:
                     what = _base(name)
                     found[chunk.origin, what, source.slice, chunk.slice, stream].append(name)
     for (origin, what, source_at, at, stream), names in found.items():
-        size = show_bytes(_bytes(specs[what.removeprefix("gradient of ")]))
+        size = show_size(_bytes(specs[what.removeprefix("gradient of ")]))
         often = "once per microbatch" if len(names) == graph.num_microbatches else _times(names)
         text = f"send/recv of {what} ({size}) {source_at} -> {at} on stream {stream}, {often}"
         yield Foreseen(origin, (("send", len(names)), ("recv", len(names))), text)
@@ -150,7 +150,7 @@ def expert_exchanges(graph: Graph, specs: Specs) -> Iterator[Foreseen]:
     for (origin, at, axes, stream), mine in found.items():
         regions = len(mine.regions)
         per = f"{regions} region{'s' * (regions > 1)} x {graph.num_microbatches} microbatches"
-        sizes = ", ".join(f"{what} {show_bytes(size)}" for what, size in mine.rows.items())
+        sizes = ", ".join(f"{what} {show_size(size)}" for what, size in mine.rows.items())
         text = (
             f"all_to_all over {','.join(axes)} at {at} on stream {stream}: {mine.forward} forward "
             f"and {mine.backward} backward for {per}; in each microbatch {sizes}"
@@ -206,7 +206,7 @@ def gradient_reductions(graph: Graph, specs: Specs, calls: Sequence[Call]) -> It
     for (origin, kind, where, stream, _), items in found.items():
         total = sum(often for often, _ in items)
         what = "gradients" if kind != "all_gather" else "parameters"
-        largest = show_bytes(max(size for _, size in items))
+        largest = show_size(max(size for _, size in items))
         text = (
             f"{kind} of {what}, {total} in {len(items)} buckets of up to {largest}, "
             f"over {where} on stream {stream}"

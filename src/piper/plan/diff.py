@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from piper.ir.sizes import show_size
 from piper.mesh import Slice
-from piper.plan.summary import peak_bytes, show_bytes
+from piper.plan.summary import peak_bytes
 from piper.plan.types import Optimizer, Plan, RankClass, Task
 from piper.plan.volume import communication, held_bytes
 
@@ -108,7 +109,7 @@ def _classes(a: Plan, b: Plan) -> Iterator[str]:
 
 
 def _lonely(at: Slice, where: str, found: RankClass) -> str:
-    return f"{at}: only in {where}: {len(found.tasks)} tasks, peak {show_bytes(peak_bytes(found))}"
+    return f"{at}: only in {where}: {len(found.tasks)} tasks, peak {show_size(peak_bytes(found))}"
 
 
 def _class(a: Plan, b: Plan, mine: RankClass, other: RankClass) -> Iterator[str]:
@@ -198,9 +199,9 @@ def _numbers(what: str, a: Mapping[str, int], b: Mapping[str, int]) -> Iterator[
 
 
 def _sizes(x: int, y: int) -> str:
-    if show_bytes(x) == show_bytes(y):
+    if show_size(x) == show_size(y):
         return f"{x} B -> {y} B"
-    return f"{show_bytes(x)} -> {show_bytes(y)}"
+    return f"{show_size(x)} -> {show_size(y)}"
 
 
 def _messages(
@@ -216,4 +217,4 @@ def _message(found: tuple[int, int]) -> str:
     messages, size = found
     if not messages:
         return "none"
-    return f"{messages} message{'s' * (messages > 1)}, {show_bytes(size)}"
+    return f"{messages} message{'s' * (messages > 1)}, {show_size(size)}"

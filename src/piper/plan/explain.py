@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from piper.ir.sizes import show_size
 from piper.plan.find import find_tasks
 from piper.plan.reasons import Reasons
-from piper.plan.summary import alive_bytes, peak_bytes, show_bytes, slot_bytes
+from piper.plan.summary import alive_bytes, peak_bytes, slot_bytes
 from piper.plan.types import Plan, RankClass, Slot, Task
 
 _SHOWN = 12
@@ -48,8 +49,8 @@ class _Explained:
         yield from self._overlaps()
         before, during, after = next(islice(alive_bytes(self.found), self.index, None))
         yield (
-            f"  Values   {show_bytes(before)} alive before it, {show_bytes(during)} during, "
-            f"{show_bytes(after)} after; the most on this rank is {show_bytes(peak_bytes(self.found))}"
+            f"  Values   {show_size(before)} alive before it, {show_size(during)} during, "
+            f"{show_size(after)} after; the most on this rank is {show_size(peak_bytes(self.found))}"
         )
 
     def _stream(self, task: Task) -> str:
@@ -89,7 +90,7 @@ class _Explained:
             yield f"  {what if not position else '':<8} {_slot(slot)}"
         rest = known[_SHOWN:]
         if rest:
-            yield f"  {'':<8} and {len(rest)} more, {show_bytes(sum(map(slot_bytes, rest)))}"
+            yield f"  {'':<8} and {len(rest)} more, {show_size(sum(map(slot_bytes, rest)))}"
 
     def _before(self) -> Iterator[str]:
         tasks, task = self.found.tasks, self.task
@@ -155,7 +156,7 @@ def _listed(what: str, lines: list[str], *, all_of_them: bool = False) -> Iterat
 def _slot(slot: Slot) -> str:
     shape = ",".join(map(str, slot.shape))
     bound = f" (at most {slot.bound} rows)" if slot.bound is not None else ""
-    return f"{slot.name}  {slot.kind} {slot.dtype}[{shape}]{bound}  {show_bytes(slot_bytes(slot))}"
+    return f"{slot.name}  {slot.kind} {slot.dtype}[{shape}]{bound}  {show_size(slot_bytes(slot))}"
 
 
 def _ranks(ranks: list[int] | tuple[int, ...]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
+from piper.ir.sizes import show_size
 from piper.ir.values import Value
 from piper.plan.types import Plan, RankClass, Slot
 
@@ -23,8 +23,8 @@ def summarize(plan: Plan) -> str:
         peak = peak_bytes(found)
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
         lines.append(
-            f"    parameters {show_bytes(_held(found, 'param'))}, "
-            f"gradients {show_bytes(_held(found, 'grad'))}, peak of Values {show_bytes(peak)}"
+            f"    parameters {show_size(_held(found, 'param'))}, "
+            f"gradients {show_size(_held(found, 'grad'))}, peak of Values {show_size(peak)}"
         )
     return "\n".join(lines)
 
@@ -57,11 +57,3 @@ def slot_bytes(slot: Slot) -> int:
 
 def _held(found: RankClass, kind: str) -> int:
     return sum(slot_bytes(slot) for slot in found.slots if slot.kind == kind)
-
-
-def show_bytes(size: int) -> str:
-    """1536 -> `1.5 KiB`."""
-    if size < 1024:
-        return f"{size} B"
-    power = min(int(math.log(size, 1024)), 4)
-    return f"{size / 1024**power:.1f} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}"
