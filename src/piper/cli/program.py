@@ -38,6 +38,17 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
         help="see `piper schedule --list`; or FILE.csv, FILE.json, FILE.py:FUNCTION",
     )
     group.add_argument("--microbatches", type=int, metavar="M", help="microbatches per data rank")
+    group.add_argument(
+        "--zero", type=int, metavar="N", help="0 to 3: how much of the state is cut over data ranks"
+    )
+    group.add_argument(
+        "--bucket-size", metavar="SIZE", help="parameters reduced or gathered at once: 25MiB"
+    )
+    group.add_argument(
+        "--recompute",
+        choices=("nothing", "expensive"),
+        help="what to keep for backwards; all else is computed again",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
@@ -100,7 +111,9 @@ def chosen_strategy(
 ) -> Callable[..., None] | None:
     from piper.strategies import parallel
 
-    options = ("pp", "dp", "ep", "schedule", "microbatches")
+    options = (
+        "pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute"
+    )  # fmt: skip
     degrees = {name: getattr(arguments, name) for name in options if getattr(arguments, name)}
     for name in ("pp", "dp", "ep", "microbatches"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
@@ -109,7 +122,7 @@ def chosen_strategy(
         if degrees:
             raise FileError(
                 "--strategy and degrees of parallelism exclude each other",
-                legal="--strategy FILE, or --pp --dp --ep --schedule --microbatches",
+                legal="--strategy FILE, or --pp --dp --ep --zero --schedule --microbatches ...",
             )
         if arguments.strategy.endswith(".json"):
             return strategy_file(arguments.strategy)
