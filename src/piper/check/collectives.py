@@ -1,4 +1,4 @@
-"""collectives: all members of a communicator see the same collectives, in one order, of fitting shapes."""
+"""collectives: all members of a communicator see the same ones, in one order, of fitting shapes."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def _uncounted(world: World, party: Party, index: int, by: int, what: str) -> Pr
     return problem(world, "collectives", text, *tasks)
 
 
-def _compare(
-    world: World, members: list[Party], joined: dict[int, list[int]]
-) -> Iterator[Problem]:
+def _compare(world: World, members: list[Party], joined: dict[int, list[int]]) -> Iterator[Problem]:
     """All members against the first that has any."""
     first = next(party for party in members if joined.get(party.number))
     mine = joined[first.number]

@@ -26,7 +26,9 @@ def limit(world: World, memory_limit: int | None) -> Iterator[Problem]:
             if 0 <= origin < len(world.plan.history):
                 by += f", from {world.plan.history[origin].call}"
             facts.append(f"{show_size(size)} {party.slots[slot].name}{by}")
-        text = f"{party.label} needs {show_size(peak.total)}, the limit is {show_size(memory_limit)}"
+        text = (
+            f"{party.label} needs {show_size(peak.total)}, the limit is {show_size(memory_limit)}"
+        )
         at = [(party, peak.task)] if peak.task >= 0 else []
         yield problem(world, "limit", text, *at, facts=facts)
 

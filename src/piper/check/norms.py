@@ -94,9 +94,7 @@ def _settled(world: World, party: Party) -> Iterator[Problem]:
             yield problem(world, "updates", f"{task.name} {why}", (party, index))
             continue
         for slot in task.writes if task.late else ():
-            between = [
-                r for r in local.readers.get(local.root[slot], []) if index < r < found[0]
-            ]
+            between = [r for r in local.readers.get(local.root[slot], []) if index < r < found[0]]
             if between:
                 text = f"{party.tasks[between[0]].name} reads what {task.name} wrote, unsettled"
                 yield problem(world, "updates", text, (party, between[0]), (party, found[0]))

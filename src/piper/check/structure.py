@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from piper.check.parties import Party, World
-from piper.check.problem import Problem, problem
+from piper.check.problem import Problem
 from piper.plan.types import Plan, Slot, Task
 
 COMMUNICATION = ("send", "recv", "all_reduce", "all_to_all", "reduce_scatter", "all_gather")

@@ -22,8 +22,8 @@ def summarize(plan: Plan) -> str:
         peak = peak_bytes(found)
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
         lines.append(
-            f"    parameters {show_size(_held(found, 'param'))}, gradients {show_size(_held(found, 'grad'))}"
-            f", peak of Values {show_size(peak)}"
+            f"    parameters {show_size(_held(found, 'param'))}, "
+            f"gradients {show_size(_held(found, 'grad'))}, peak of Values {show_size(peak)}"
         )
     return "\n".join(lines)
 
