@@ -4,9 +4,9 @@ Nodes are tasks; the members of a collective are one node. A task comes after th
 stream, what it waits for, and the last host read before it, which held its dispatch back; a recv also
 after its send. A send comes after no recv: it is buffered.
 
-One step is enough for two: a rank ends a step before it begins the next, and by the proofs `messages` and
-`collectives` what is sent and joined in a step is received and met in it; so a step's order, twice,
-is an order of two steps.
+One step is enough for two: a rank ends a step before it begins the next, and by the proofs `messages`
+and `collectives` what is sent and joined in a step is received and met in it; so a step's order,
+twice, is an order of two steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""collectives: all members of a communicator see the same collectives, in one order, of fitting shapes."""
+"""collectives: all members of a communicator see the same ones, in one order, of fitting shapes."""
 
 from __future__ import annotations
 

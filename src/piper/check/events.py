@@ -42,8 +42,8 @@ def _races(world: World, party: Party) -> Iterator[Problem]:
                         wrote[other] = -1
                         readers[other].clear()
                 wrote[slot] = index
-        for (by, what), slots in found.items():
-            names = ", ".join(dict.fromkeys(party.slots[s].name for s in slots))
+        for (by, what), raced in found.items():
+            names = ", ".join(dict.fromkeys(party.slots[s].name for s in raced))
             verb = "writes" if what == "reads" else "uses"
             text = f"{task.name} {what} {names} but does not wait for {party.tasks[by].name}"
             fact = f"which {verb} it on another stream: an event is missing"

@@ -1,8 +1,8 @@
 """gathers: parameters that are gathered for each use are there when read, and no longer or earlier.
 
-A gathered bucket is freed by its last reader; at most `uses` chunks share it; and its gather starts only
-when all but `ahead` of the chunks before its first reader are complete. Chunks count, not their microbatches:
-a chunk may read a bucket twice in a microbatch, and each reading holds it.
+A gathered bucket is freed by its last reader; at most `uses` chunks share it; and its gather starts
+only when all but `ahead` of the chunks before its first reader are complete. Chunks count, not
+microbatches: several chunks of one microbatch may read a bucket, and each holds it.
 """
 
 from __future__ import annotations

@@ -41,14 +41,13 @@ class _Slots:
         kept = set(self.party.results.values())
         for slot, there in enumerate(self.there):
             kind = self.kind[slot]
-            if there and self.root[slot] == slot and slot not in kept:
-                if kind not in (*PERSISTENT, "gathered") and slot in self.touched:
-                    text = f"{self._name(slot)} is never freed"
-                    yield self._problem(text, self.touched[slot])
+            passing = kind not in (*PERSISTENT, "gathered") and slot not in kept
+            if there and passing and self.root[slot] == slot and slot in self.touched:
+                yield self._problem(f"{self._name(slot)} is never freed", self.touched[slot])
         for name, slot in self.party.results.items():
             if not self.there[self.root[slot]]:
                 text = f"{self.party.label}: the result {name} is not there when a step ends"
-                yield self._problem(text, *[self.freed[slot]] * (slot in self.freed))
+                yield self._problem(text, *([self.freed[slot]] if slot in self.freed else ()))
 
     def _reads(self, index: int, task: Task) -> Iterator[Problem]:
         for slot in dict.fromkeys((*task.reads, *_continued(task))):

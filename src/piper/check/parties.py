@@ -38,6 +38,7 @@ class World:
     parties: tuple[Party, ...]
     by_rank: bool
     _local: dict[tuple[int, int], Local] = field(default_factory=dict)
+    _groups: dict[int, Group] = field(default_factory=dict)
 
     def local(self, party: Party) -> Local:
         key = (id(party.tasks), id(party.slots))
@@ -53,7 +54,9 @@ class World:
 
     def group(self, task: Task) -> Group:
         """The group of a task with slices and axes in one order, without axes of one rank."""
-        return normal(self.plan, self.plan.groups[task.group])
+        if task.group not in self._groups:
+            self._groups[task.group] = normal(self.plan, self.plan.groups[task.group])
+        return self._groups[task.group]
 
     def size(self, task: Task) -> int:
         return self.plan.groups[task.group].size(self.plan.mesh)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 
 from piper.check.parties import Party, World
@@ -27,79 +26,80 @@ class Peak:
 
 def peak_of(world: World, party: Party) -> Peak:
     """In dispatch order, at the bounds of what depends on the data."""
-    local = world.local(party)
-    size = [
-        slot_bytes(slot) if local.root[index] == index else 0
-        for index, slot in enumerate(party.slots)
-    ]
-    there = [slot.kind in (*PERSISTENT, "batch") for slot in party.slots]
-    alive: Counter[str] = Counter()
-    for index, slot in enumerate(party.slots):
-        if there[index]:
-            alive[slot.memory] += size[index]
-    late = {}  # bucket -> bytes that a late update keeps
-    for task in party.tasks:
-        if task.kind == "update":
-            written = [party.slots[s] for s in task.writes]
-            alive["optimizer"] += sum(state_bytes(slot, world.plan.optimizer) for slot in written)
-            if task.late:
-                late[task.bucket] = sum(_kept_bytes(slot, world.plan.optimizer) for slot in written)
-    total = sum(alive.values())
-    best, at, snapshot, live = total, -1, Counter(alive), list(there)
-    for index, task in enumerate(party.tasks):
-        grown = total
-        for slot in task.writes:
-            root = local.root[slot]
-            if not there[root]:
-                there[root] = True
-                total += size[root]
-                alive[party.slots[root].memory] += size[root]
-        if task.kind == "update" and task.late:
-            total += late[task.bucket]
-            alive["optimizer"] += late[task.bucket]
-        if total > best and total > grown:
-            best, at = total, index
-        for slot in task.frees:
-            if there[slot] and size[slot]:
-                there[slot] = False
-                total -= size[slot]
-                alive[party.slots[slot].memory] -= size[slot]
-        if task.kind == "settle":
-            total -= late.get(task.bucket, 0)
-            alive["optimizer"] -= late.get(task.bucket, 0)
-    if at >= 0:
-        snapshot, live = _at(world, party, at, size, late)
-    largest = sorted(((size[i], i) for i, t in enumerate(live) if t and size[i]), reverse=True)
-    by_category = {name: snapshot[name] for name in CATEGORIES}
-    return Peak(party.label, party.num_ranks, best, by_category, at, tuple(largest[:5]))
-
-
-def _at(
-    world: World, party: Party, at: int, size: list[int], late: dict[int, int]
-) -> tuple[Counter[str], list[bool]]:
-    """What is alive while a task runs."""
-    root = world.local(party).root
-    live = [slot.kind in (*PERSISTENT, "batch") for slot in party.slots]
-    kept = 0
-    for index, task in enumerate(party.tasks[: at + 1]):
-        for slot in task.writes:
-            live[root[slot]] = True
-        if task.kind == "update" and task.late:
-            kept += late[task.bucket]
+    ledger = _Ledger(world, party)
+    most, at = ledger.total, -1
+    for index in range(len(party.tasks)):
+        ledger.start(index)
+        if ledger.total > most:
+            most, at = ledger.total, index
+        ledger.end(index)
+    ledger = _Ledger(world, party)  # again, up to the peak, to see what is alive there
+    for index in range(at + 1):
+        ledger.start(index)
         if index < at:
-            for slot in task.frees:
-                live[slot] = False
-            if task.kind == "settle":
-                kept -= late.get(task.bucket, 0)
-    alive: Counter[str] = Counter(optimizer=kept)
-    for index, slot in enumerate(party.slots):
-        if live[index]:
-            alive[slot.memory] += size[index]
-    for task in party.tasks:
-        if task.kind == "update":
-            for written in task.writes:
-                alive["optimizer"] += state_bytes(party.slots[written], world.plan.optimizer)
-    return alive, live
+            ledger.end(index)
+    return Peak(
+        party.label, party.num_ranks, most, ledger.by_category(), at, tuple(ledger.largest()[:5])
+    )
+
+
+class _Ledger:
+    """What is alive on a rank of a party while its tasks pass."""
+
+    def __init__(self, world: World, party: Party) -> None:
+        self.party = party
+        self.root = world.local(party).root
+        self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
+        self.alive = [s.kind in (*PERSISTENT, "batch") for s in party.slots]
+        self.optimizer = 0
+        self.late: dict[
+            int, int
+        ] = {}  # bucket -> bytes that a late update keeps until it is settled
+        for task in party.tasks:
+            if task.kind == "update":
+                written = [party.slots[s] for s in task.writes]
+                self.optimizer += sum(state_bytes(s, world.plan.optimizer) for s in written)
+                if task.late:
+                    kept = sum(_kept_bytes(s, world.plan.optimizer) for s in written)
+                    self.late[task.bucket] = kept
+        self.total = self.optimizer + sum(
+            b for b, a in zip(self.size, self.alive, strict=True) if a
+        )
+
+    def start(self, index: int) -> None:
+        task = self.party.tasks[index]
+        for slot in task.writes:
+            root = self.root[slot]
+            if not self.alive[root]:
+                self.alive[root] = True
+                self.total += self.size[root]
+        if task.kind == "update" and task.late:
+            self._keep(self.late[task.bucket])
+
+    def end(self, index: int) -> None:
+        task = self.party.tasks[index]
+        for slot in task.frees:
+            if self.alive[slot]:
+                self.alive[slot] = False
+                self.total -= self.size[slot]
+        if task.kind == "settle":
+            self._keep(-self.late.get(task.bucket, 0))
+
+    def _keep(self, size: int) -> None:
+        self.optimizer += size
+        self.total += size
+
+    def by_category(self) -> dict[str, int]:
+        found = dict.fromkeys(CATEGORIES, 0)
+        found["optimizer"] = self.optimizer
+        for size, slot in self.largest():
+            found[self.party.slots[slot].memory] += size
+        return found
+
+    def largest(self) -> list[tuple[int, int]]:
+        """(bytes, slot) of all that is alive, largest first."""
+        found = [(self.size[i], i) for i, alive in enumerate(self.alive) if alive and self.size[i]]
+        return sorted(found, reverse=True)
 
 
 def slot_bytes(slot: Slot) -> int:

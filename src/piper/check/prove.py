@@ -40,10 +40,10 @@ _MORE = 3  # further problems that an error mentions
 def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     """Prove a plan, over two consecutive steps; raises CheckError with a witness of what fails.
 
-    Proved of every rank: messages and collectives meet in one order; nobody waits in a circle; every read,
-    overwrite and free is ordered after what it needs; no slot is read before it is written or after it is
-    freed, freed twice, reused early or leaked; every parameter is updated once, by its whole gradient;
-    and, with `memory_limit` in bytes, no rank needs more at its peak.
+    Proved of every rank: messages and collectives meet in one order; nobody waits in a circle; every
+    read, overwrite and free is ordered after what it needs; no slot is read before it is written or
+    after it is freed, freed twice, reused early or leaked; every parameter is updated once, by its
+    whole gradient; and, with `memory_limit` in bytes, no rank needs more at its peak.
     """
     start = time.perf_counter()
     world = compressed(plan)

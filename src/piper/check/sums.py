@@ -21,6 +21,7 @@ class _Sums:
         self.party = party
         self.begun: dict[int, set[int]] = {}  # sum -> offsets of the parts that are started
         self.zeroed: set[int] = set()
+        self.made: dict[int, int] = {}  # contribution -> the task that made it, until it is read
         self.unused: dict[int, int] = {}  # sum -> its last add that nobody has read yet
 
     def run(self) -> Iterator[Problem]:
@@ -28,7 +29,10 @@ class _Sums:
         for index, task in enumerate(self.party.tasks):
             if task.kind == "add":
                 yield from self._add(index, task)
+            else:
+                self.made.update((slot, index) for slot in task.writes if self._contributes(slot))
             for slot in task.reads:
+                self.made.pop(slot, None)
                 if slot in self.begun:
                     yield from self._use(index, task, slot)
             for slot in task.frees:
@@ -39,6 +43,14 @@ class _Sums:
         for slot in list(self.unused):
             if slot not in kept:
                 yield self._lost(slot)
+        for slot, index in self.made.items():
+            text = f"{self._name(slot)}, which {self.party.tasks[index].name} makes, is not added"
+            yield self._problem(text, index)
+
+    def _contributes(self, slot: int) -> bool:
+        """Whether a slot holds a contribution to the gradient of a parameter."""
+        found = self.party.slots[slot]
+        return found.kind == "temp" and found.memory == "gradients"
 
     def _add(self, index: int, task: Task) -> Iterator[Problem]:
         if task.zeros:

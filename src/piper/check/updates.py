@@ -44,14 +44,14 @@ def _buckets(world: World) -> Iterator[Problem]:
             if slot.kind != "param" or slot.source not in home:
                 continue
             bucket = plan.buckets[home[slot.source]]
-            at = bucket.params.index(slot.source)
+            place = bucket.params.index(slot.source)
             if party.slice not in bucket.slices:
                 text = f"{party.label} holds {slot.source}, its bucket {bucket.name} is elsewhere"
                 yield Problem("updates", text)
-            elif slot.shape != bucket.shapes[at] or (slot.base >= 0) != (bucket.zero > 0):
+            elif slot.shape != bucket.shapes[place] or (slot.base >= 0) != (bucket.zero > 0):
                 text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
                 yield Problem("updates", text)
-            elif slot.base >= 0 and slot.offset != bucket.offsets[at]:
+            elif slot.base >= 0 and slot.offset != bucket.offsets[place]:
                 text = f"{party.label}: {slot.name} is not where bucket {bucket.name} has it"
                 yield Problem("updates", text)
 
@@ -117,6 +117,7 @@ class _Chain:
         name = self.party.slots[grad].name
         group = normal(self.world.plan, Group(self.bucket.slices, self.bucket.copies))
         reduced: list[int] = []
+        scattered: list[int] = []
         for index in self.local.writers.get(grad, []):
             task = self.party.tasks[index]
             if task.kind == "all_reduce" and grad in task.reads:
@@ -134,11 +135,13 @@ class _Chain:
                         yield self._problem(f"{text}: it is lost", index, end)
                         break
                 yield from self._contribution(index, task, name)
+                scattered += [index] * (task.kind == "reduce_scatter")
             else:
                 yield self._problem(f"{task.name} overwrites {name}", index)
-        if len(reduced) > 1:
-            yield self._problem(f"{name} is reduced {len(reduced)} times", *reduced)
-        elif not reduced and group.size(self.world.plan.mesh) > 1:
+        for found in (reduced, scattered):
+            if len(found) > 1:
+                yield self._problem(f"{name} is reduced {len(found)} times", *found)
+        if not reduced and group.size(self.world.plan.mesh) > 1:
             text = f"{self.party.label}: {name} is not reduced over its copies, {group}"
             yield self._problem(text, update)
         if not any(i < update for i in self.local.writers.get(grad, [])):
@@ -157,7 +160,7 @@ class _Chain:
             elif self.parts > 1:
                 made = self.party.slots[slot].name
                 text = f"{task.name} adds {made} to {name} before it is reduced over its shards"
-                yield self._problem(text, index, *[by] * (by >= 0))
+                yield self._problem(text, index, *([by] if by >= 0 else ()))
             elif kind in ("reduce_scatter", "all_reduce", "all_gather"):
                 text = f"{task.name} adds to {name} what is reduced already"
                 yield self._problem(text, index, by)
