@@ -375,9 +375,7 @@ def lost_add(plan: Plan) -> Iterator[Fault]:
             )
             maker = tasks[makers[-1]]
             tasks[makers[-1]] = msgspec.structs.replace(maker, frees=(*maker.frees, slot))
-            yield fault(
-                with_tasks(plan, number, tasks), "updates", maker.name, *(t.name for t in tasks)
-            )
+            yield fault(with_tasks(plan, number, tasks), "updates", maker.name)
 
 
 def sum_started_again(plan: Plan) -> Iterator[Fault]:

@@ -6,17 +6,22 @@ import itertools
 import math
 import random
 from collections import Counter
+from typing import Any
 
+import msgspec
 import pytest
 
+from piper.api import program
 from piper.check import World, check_plan, compressed, expanded, problems
 from piper.errors import CheckError
 from piper.plan.types import Plan, RankClass, Slot
-from tests.faults import FAULTS, Fault, dropped_wait
+from piper.strategies import parallel
+from tests.faults import FAULTS, Fault
 from tests.plans import NAMES, plan_of
+from tests.zoo import program_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
-PLACES = 40  # of one kind in one plan; where there are more, so many at random
+PLACES = 24  # of one kind in one plan; where there are more, so many at random
 PLANS = tuple(name for name in NAMES if name != "pp_dp8_ep")
 
 
@@ -205,5 +210,21 @@ def test_good_plans_run() -> None:
         assert _runs(expanded(plan_of(name))) and _runs(compressed(plan_of(name)))
 
 
-def test_the_number_of_kinds() -> None:
-    assert len(FAULTS) >= 16 and dropped_wait.__name__ in FAULTS
+def test_lower_checks_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that forgets its waits makes no plan."""
+    good = program.emit
+
+    def careless(*arguments: Any) -> Any:
+        classes, *rest = good(*arguments)
+        parts = [
+            msgspec.structs.replace(
+                part, tasks=tuple(msgspec.structs.replace(t, waits=()) for t in part.tasks)
+            )
+            for part in classes
+        ]
+        return (tuple(parts), *rest)
+
+    monkeypatch.setattr(program, "emit", careless)
+    with pytest.raises(CheckError, match="does not wait for") as refused:
+        program_of("tied").apply(parallel(pp=2, microbatches=2)).lower()
+    assert "from place (" in str(refused.value), "the witness names the directive"

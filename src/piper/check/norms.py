@@ -121,6 +121,9 @@ def _weights(world: World) -> Iterator[Problem]:
             if task.kind == "norm":
                 for slot, share in zip(task.reads, task.weights, strict=True):
                     number = party.slots[slot].bucket
+                    if party.slots[slot].kind != "grad":
+                        yield Problem("updates", f"{task.name} is of {party.slots[slot].name} too")
+                        continue
                     copies = mesh.size_of(world.plan.buckets[number].copies)
                     weight[number] = weight.get(number, 0.0) + share * copies
     for number, total in weight.items():

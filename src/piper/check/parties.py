@@ -87,7 +87,7 @@ def compressed(plan: Plan) -> World:
     number = {found.slice: index for index, found in enumerate(plan.classes)}
     parties = []
     for index, found in enumerate(plan.classes):
-        used = {task.group for task in found.tasks if task.group >= 0}
+        used = {task.group for task in found.tasks if 0 <= task.group < len(plan.groups)}
         groups = {
             g: tuple(sorted(number[at] for at in plan.groups[g].slices if at in number))
             for g in sorted(used)

@@ -13,6 +13,7 @@ COMMUNICATION = ("send", "recv", "all_reduce", "all_to_all", "reduce_scatter", "
 
 def structure(world: World) -> Iterator[Problem]:
     """Tasks, slots, streams, groups, buckets and tensors that do not exist, or are the wrong way."""
+    yield from _groups_and_buckets(world.plan)
     for party in world.distinct:
         for index, slot in enumerate(party.slots):
             why = _wrong_slot(world.plan, party, index, slot)
@@ -30,6 +31,19 @@ def _named(world: World, party: Party, index: int, why: str) -> Problem:
     return Problem("structure", f"{task.name} {why}", (task.name,), (line,))
 
 
+def _groups_and_buckets(plan: Plan) -> Iterator[Problem]:
+    slices = {part.slice for part in plan.classes}
+    for group in plan.groups:
+        if not (set(group.over) <= set(plan.mesh.names) and set(group.slices) <= slices):
+            yield Problem("structure", f"group {group} has axes or slices that do not exist")
+    for bucket in plan.buckets:
+        axes = {*bucket.over, *bucket.copies, *bucket.split_over}
+        alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
+        if not (axes <= set(plan.mesh.names) and set(bucket.slices) <= slices and alike):
+            text = f"bucket {bucket.name} has axes, slices or parameters that do not exist"
+            yield Problem("structure", text)
+
+
 def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
     if slot.base >= len(party.slots) or slot.base == index:
         return "shows a slot that does not exist"
@@ -39,7 +53,8 @@ def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
             return "shows itself"
         seen.add(slot.base)
         slot = party.slots[slot.base]
-    if slot.bucket >= len(plan.buckets):
+    bucketed = slot.kind in ("flat", "shard", "gathered", "grad")
+    if slot.bucket >= len(plan.buckets) or (bucketed and slot.bucket < 0):
         return "belongs to a bucket that does not exist"
     return ""
 

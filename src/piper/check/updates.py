@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from piper.check.parties import Party, World, normal
@@ -30,6 +31,11 @@ def _buckets(world: World) -> Iterator[Problem]:
             if name in home:
                 yield Problem("updates", f"{name} is in two buckets")
             home[name] = number
+        for name, shape in zip(bucket.params, bucket.shapes, strict=True):
+            whole = plan.tensors[name].shape if name in plan.tensors else ()
+            if math.prod(whole) != math.prod(shape) * plan.mesh.size_of(bucket.split_over):
+                text = f"bucket {bucket.name} has {shape} of {name}, which is {whole} in the model"
+                yield Problem("updates", text)
         for at in bucket.slices:
             free = {a for a in plan.mesh.free(at) if plan.mesh.size_of((a,)) > 1}
             axes = [a for a in (*bucket.over, *bucket.copies, *bucket.split_over) if a in free]
