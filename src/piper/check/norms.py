@@ -62,18 +62,21 @@ def _norm(world: World, party: Party, index: int, task: Task) -> Iterator[Proble
     by = local.writer_before(total, end)
     if by >= 0 and party.tasks[by].kind == "all_reduce":
         total, end = party.tasks[by].reads[0], by
-    squares: dict[int, int] = {}  # bucket -> the task that squares its gradient
+    squares: dict[int, list[int]] = {}  # bucket -> the tasks that square its gradient
     for add in local.writers.get(total, []):
         for slot in party.tasks[add].reads if party.tasks[add].kind == "add" and add < end else ():
             by = local.writer_before(slot, add)
             if by >= 0 and party.tasks[by].kind == "norm":
-                squares[party.slots[party.tasks[by].reads[0]].bucket] = by
+                bucket_number = party.slots[party.tasks[by].reads[0]].bucket
+                squares.setdefault(bucket_number, []).append(by)
     for number, bucket in world.buckets_at(party.slice):
-        if number not in squares:
-            text = f"the norm of {task.name} leaves out the gradient of bucket {bucket.name}"
-            yield problem(world, "updates", text, (party, index))
+        found = squares.get(number, [])
+        if len(found) != 1:
+            how = f"has the gradient of bucket {bucket.name} {len(found)} times"
+            text = f"the norm of {task.name} {how}"
+            yield problem(world, "updates", text, *((party, i) for i in (index, *found)))
             continue
-        by = squares[number]
+        (by,) = found
         slot = party.tasks[by].reads[0]
         late = [w for w in local.writers.get(slot, []) if w > by and not _steps(party.tasks[w])]
         early = [w for w in local.writers.get(slot, []) if w < by and _steps(party.tasks[w])]

@@ -100,11 +100,11 @@ class _Chain:
     def _gradient_tasks(self) -> list[int]:
         """The last task that wrote the bucket's gradient, for want of an update."""
         last = [
-            self.local.writers[s][-1]
+            [i for i in self.local.writers[s] if i not in self.own]
             for s, slot in enumerate(self.party.slots)
             if slot.kind == "grad" and slot.bucket == self.number and s in self.local.writers
         ]
-        return last[-1:]
+        return [found[-1] for found in last if found][-1:]
 
     def _targets(self, index: int, task: Task) -> Iterator[Problem]:
         """The update writes all parameters of its bucket, or the rank's shard of them, and the gradient

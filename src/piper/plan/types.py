@@ -177,9 +177,9 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     optimizer: Optimizer
     seed: int
     device: str
-    clip: float | None
     bodies: tuple[str, ...]
     buckets: tuple[Bucket, ...] = ()
+    clip: float | None = None
     history: tuple[Record, ...] = ()
     version: int = VERSION
 
