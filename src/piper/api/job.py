@@ -7,6 +7,7 @@ from typing import Any
 
 from piper.api.run import Run
 from piper.api.source import Source
+from piper.check import Report
 from piper.errors import RunError
 from piper.ir.graph import Graph
 from piper.ir.text import graph_to_text
@@ -20,16 +21,25 @@ from piper.runtime.single import SingleRun
 
 
 class Job:
-    """A plan with its physical graph and the texts of its bodies."""
+    """A proved plan with its physical graph and the texts of its bodies."""
 
-    def __init__(self, source: Source, graph: Graph, plan: Plan, bodies: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        graph: Graph,
+        plan: Plan,
+        bodies: Mapping[str, str],
+        report: Report,
+    ) -> None:
         self.source = source
         self.graph = graph
         self.plan = plan
         self.bodies = bodies
+        self.report = report
 
     def summary(self) -> str:
-        return summarize(self.plan)
+        """Ranks, tasks and peak memory per class."""
+        return f"{summarize(self.plan)}\n{self.report.memory()}"
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)

@@ -208,9 +208,9 @@ class Program:
             buckets=bucketed.buckets,
             history=tuple(self.history),
         )
-        check_plan(plan)
+        report = check_plan(plan)
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}
-        return Job(self.source, graph, plan, texts)
+        return Job(self.source, graph, plan, texts, report)
 
 
 @contextlib.contextmanager

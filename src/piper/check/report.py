@@ -27,6 +27,10 @@ class Report:
             f"{self.num_messages} messages, {self.num_collectives} collectives, "
             f"{self.num_slots} slots, {self.num_updates} updates ({self.seconds:.2f} s)"
         )
+        return f"{head}\n{self.memory()}"
+
+    def memory(self) -> str:
+        """The peak of each class of ranks as a table."""
         names = ("peak of a rank", "total", *CATEGORIES)
         rows = [names] + [
             (
@@ -44,4 +48,4 @@ class Report:
             )
             for row in rows
         ]
-        return "\n".join([head, *lines])
+        return "\n".join(lines)

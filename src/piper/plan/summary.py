@@ -1,11 +1,10 @@
-"""Summary: a plan in a few lines: ranks, tasks, messages and memory per class."""
+"""Summary: a plan in a few lines, ranks and tasks per class; and the bytes of Values alive."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-from piper.ir.sizes import show_size
 from piper.ir.values import Value
 from piper.plan.types import Plan, RankClass, Slot
 
@@ -18,14 +17,9 @@ def summarize(plan: Plan) -> str:
     ]
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
-        ranks = sum(1 for _ in plan.mesh.ranks(found.slice))
+        ranks = plan.mesh.size_of(plan.mesh.free(found.slice))
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        peak = peak_bytes(found)
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
-        lines.append(
-            f"    parameters {show_size(_held(found, 'param'))}, "
-            f"gradients {show_size(_held(found, 'grad'))}, peak of Values {show_size(peak)}"
-        )
     return "\n".join(lines)
 
 
@@ -41,7 +35,7 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
     for task in found.tasks:
         before = alive
         for slot in task.writes:
-            if slot not in seen and found.slots[slot].kind in ("temp", "sum"):
+            if slot not in seen and found.slots[slot].kind in ("temp", "sum", "gathered"):
                 seen.add(slot)
                 alive += slot_bytes(found.slots[slot])
         during = alive
@@ -53,7 +47,3 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
 
 def slot_bytes(slot: Slot) -> int:
     return Value(slot.name, "activation", slot.shape, slot.dtype, bound=slot.bound).bound_nbytes
-
-
-def _held(found: RankClass, kind: str) -> int:
-    return sum(slot_bytes(slot) for slot in found.slots if slot.kind == kind)
