@@ -125,7 +125,7 @@ def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
     sizes = dict(mesh.axes)
     copying = [o for o in node.owners if o.how == "replicate"]
     cutting = [o for o in copying if o.zero and sizes[o.axis] > 1]
-    options = {(o.zero, o.prefetch, o.reuse) for o in cutting}
+    options = {(o.zero, *_paced(o)) for o in cutting}
     if len(options) > 1:
         raise AxisError(
             f"{node.name} is cut along {', '.join(o.axis for o in cutting)} in different ways",
@@ -134,6 +134,7 @@ def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
         )
     whole = [o for o in copying if o not in cutting and sizes[o.axis] > 1]
     first = (cutting or copying or [Owner("", "replicate", "reduce", node.origin)])[0]
+    prefetch, reuse = _paced(first)
     experts = {o.axis for o in node.owners if o.how == "shard"}
     sizes_given = [o.bucket_size for o in copying if o.bucket_size is not None]
     return Keeping(
@@ -142,12 +143,17 @@ def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
         split_over=_ordered(mesh.names, experts),
         zero=first.zero if cutting else 0,
         bucket_size=min(sizes_given, default=None),
-        prefetch=first.prefetch,
-        reuse=first.reuse,
+        prefetch=prefetch,
+        reuse=reuse,
         reduce_stream=first.stream,
         gather_stream=first.gather_stream or "gather",
         origin=first.origin,
     )
+
+
+def _paced(owner: Owner) -> tuple[int, int]:
+    """`prefetch` and `reuse`, which say nothing where parameters stay whole."""
+    return (owner.prefetch, owner.reuse) if owner.zero == 3 else (1, 1)
 
 
 def _ordered(names: tuple[str, ...], wanted: set[str]) -> tuple[str, ...]:
