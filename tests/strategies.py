@@ -46,7 +46,7 @@ def _schedules(pp: int, num_stages: int) -> list[str]:
     return names
 
 
-def strategy_of(name: str, schedule: str) -> Callable[[Schedule], None]:
+def strategy_of(name: str, schedule: str, **more: Any) -> Callable[[Schedule], None]:
     degrees = _DEGREES[name]
-    more = {} if schedule == "none" else {"schedule": schedule}
+    more |= {} if schedule == "none" else {"schedule": schedule}
     return parallel(microbatches=PIECES // degrees.get("dp", 1), **degrees, **more)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,13 +160,23 @@ class _Collective:
 
 
 class Loopback:
-    """All workers of a plan; `step` runs them until every task is done."""
+    """All workers of a plan; `step` runs them until every task is done.
+
+    `observe` sees a worker after each thing that it did, so that what it holds can be measured.
+    """
 
     def __init__(
-        self, plan: Plan, bodies: Mapping[str, str], *, adversary: bool = False, seed: int = 0
+        self,
+        plan: Plan,
+        bodies: Mapping[str, str],
+        *,
+        adversary: bool = False,
+        seed: int = 0,
+        observe: Callable[[Worker], None] | None = None,
     ) -> None:
         self.plan = plan
         self.adversary = adversary
+        self.observe = observe
         self.random = random.Random(seed)
         self.transport = LoopbackTransport()
         self.workers = [
@@ -202,6 +212,8 @@ class Loopback:
                 options.sort(key=lambda o: favour.get((o[0].worker.me.rank, o[1]), 0.5))
             engine, stream = options[0]
             engine.advance(stream)
+            if self.observe is not None:
+                self.observe(engine.worker)
         stuck = [engine.waiting() for engine in engines if not engine.done]
         if stuck:
             raise RunError("no rank can go on", details=[line for lines in stuck for line in lines])

@@ -1,0 +1,134 @@
+"""Law 3: BI and BW are B cut in two: nothing is computed twice, and nothing comes out otherwise."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from piper.api.job import Job
+from piper.bodies.codec import decode
+from piper.bodies.partition import is_view
+from piper.bodies.store import load
+from piper.plan.body_spec import BodySpec, ChunkBodies, Ref
+from piper.plan.types import Task
+from piper.runtime.worker import Worker
+from piper.strategies import parallel
+from tests.strategies import strategy_of
+from tests.zoo import CASES, PIECES, batches_of, program_of
+
+
+def _job(name: str) -> Job:
+    chosen = "ep2" if CASES[name].experts else "one"
+    return program_of(name).apply(strategy_of(chosen, "none")).lower()
+
+
+def _bodies(job: Job) -> dict[tuple[str, str], ChunkBodies]:
+    """The bodies of all chunks of a job, by those of F and B."""
+    forwards = {node.name: node.body for node in job.graph.chunks if node.phase == "F"}
+    used = {(forwards[n.forward], n.body) for n in job.graph.chunks if n.phase == "B"}
+    return {
+        key: found for found in job.source.bodies._made.values() if (key := _key(found)) in used
+    }
+
+
+def _key(bodies: ChunkBodies) -> tuple[str, str]:
+    return tuple(bodies.by_phase[p].hash if p in bodies.by_phase else "" for p in ("F", "B"))  # type: ignore[return-value]
+
+
+def _operators(text: str) -> Counter[str]:
+    """What a body computes. Views, sizes and copies at its boundary are no computation."""
+    free = (operator.getitem, torch.ops.aten.sym_size.int, torch.ops.aten.clone.default)
+    nodes = [n for n in decode(text).graph.nodes if n.op == "call_function"]
+    return Counter(str(n.target) for n in nodes if n.target not in free and not is_view(n))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_law_3_bw_never_recomputes_bi(name: str) -> None:
+    job = _job(name)
+    texts = job.source.bodies.texts
+    halved = 0
+    for bodies in _bodies(job).values():
+        found = {phase: _operators(texts[spec.hash]) for phase, spec in bodies.by_phase.items()}
+        halves = found.get("BI", Counter()) + found.get("BW", Counter())
+        assert halves == found["B"]
+        halved += "BI" in found and "BW" in found
+    assert halved >= 1
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_law_3_halves_give_bitwise_what_the_whole_gives(name: str) -> None:
+    """On the real tensors of a step, in place of every B."""
+    job = _job(name)
+    compared: Counter[str] = Counter()
+    with job.launch("loopback") as run:
+        known = _bodies(job)
+        for worker in run.workers.workers:  # type: ignore[attr-defined]
+            for index, task in enumerate(worker.me.tasks):
+                if task.phase == "B":
+                    node: Any = job.graph.nodes[task.name]
+                    bodies = known[job.graph.nodes[node.forward].body, task.body]  # type: ignore[union-attr]
+                    worker.starts[index] = _comparing(job, worker, task, bodies, compared)
+        run.step(batches_of(name)[0])
+    assert compared["BI"] and compared["BW"]
+
+
+def _comparing(
+    job: Job, worker: Worker, task: Task, bodies: ChunkBodies, compared: Counter[str]
+) -> Any:
+    texts = job.source.bodies.texts
+
+    def call(spec: BodySpec, values: dict[Ref, torch.Tensor]) -> dict[Ref, torch.Tensor]:
+        results = load(texts[spec.hash])(*[values[ref] for ref in spec.inputs])
+        return dict(zip(spec.outputs, results, strict=True))
+
+    def start() -> None:
+        whole = bodies.by_phase["B"]
+        values = dict(zip(whole.inputs, (worker.slots[i] for i in task.reads), strict=True))
+        wanted = call(whole, values)
+        found: dict[Ref, torch.Tensor] = {}
+        for phase in ("BI", "BW"):
+            if phase in bodies.by_phase:
+                found |= call(bodies.by_phase[phase], values | found)
+                compared[phase] += 1
+        for ref, slot in zip(whole.outputs, task.writes, strict=True):
+            assert torch.equal(found[ref], wanted[ref])
+            worker.slots[slot] = found[ref]
+
+    return start
+
+
+def test_law_3_a_first_stage_has_no_bi() -> None:
+    job = program_of("dense").apply(parallel(pp=2, microbatches=PIECES, schedule="zb_h1")).lower()
+    phases = {(n.tag("PP"), n.phase) for n in job.graph.chunks}
+    assert phases == {(0, "F"), (0, "BW"), (1, "F"), (1, "BI"), (1, "BW")} | (
+        phases & {(0, "B"), (1, "B")}
+    )
+    run = {task.phase for task in job.plan.classes[0].tasks if task.kind == "run"}
+    assert "BI" not in run and "BW" in run
+
+
+def test_law_3_gradients_of_norm_weights_are_final_in_bi() -> None:
+    job = program_of("dense").apply(parallel(pp=2, microbatches=PIECES, schedule="zb_h1")).lower()
+    made: dict[str, set[str]] = {"BI": set(), "BW": set()}
+    for node in job.graph.chunks:
+        if node.tag("PP") == 1 and node.phase in made:
+            values = [job.graph.values[name] for name in node.outputs]
+            made[node.phase] |= {v.of for v in values if v.role == "param_grad"}
+    assert made["BI"] == {"stages.1.norm.weight", "stages.1.norm.bias"}
+    assert {"stages.1.qkv.weight", "stages.1.mlp.weight", "head.weight"} <= made["BW"]
+
+
+def test_bw_reads_no_parameters() -> None:
+    """So that they may be freed after BI. Without a BI, on a first stage, BW is the whole backward."""
+    for schedule in ("zb_h1", "zbv"):
+        strategy = parallel(pp=2, dp=2, ep=2, microbatches=4, schedule=schedule)
+        job = program_of("deep").apply(strategy).lower()
+        inputs = {node.forward for node in job.graph.chunks if node.phase == "BI"}
+        weights = [n for n in job.graph.chunks if n.phase == "BW" and n.forward in inputs]
+        assert len(weights) >= 3 * 4
+        for node in weights:
+            assert all(job.graph.values[name].role != "param" for name in node.inputs)
