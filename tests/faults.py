@@ -419,16 +419,15 @@ def unsettled_update(plan: Plan) -> Iterator[Fault]:
 
 
 def norm_of_less(plan: Plan) -> Iterator[Fault]:
-    for number, _, index, task in each(plan, "norm"):
-        for i in range(len(task.reads)):
-            changes = changed(
-                plan,
-                number,
-                index,
-                reads=task.reads[:i] + task.reads[i + 1 :],
-                weights=task.weights[:i] + task.weights[i + 1 :],
-            )
-            yield fault(changes, "updates", task.name)
+    """The squares of one gradient are freed instead of added to the others."""
+    for number, part, index, task in each(plan, "add"):
+        for norm, other in enumerate(part.tasks[:index]):
+            if other.kind == "norm" and task.reads == other.writes and not any(task.first):
+                tasks = list(part.tasks)
+                tasks[norm] = msgspec.structs.replace(other, frees=(*other.frees, *task.reads))
+                steps = [t.name for t in tasks if t.kind in ("update", "settle")]
+                left = without(tuple(tasks), index)
+                yield fault(with_tasks(plan, number, left), "updates", *steps)
 
 
 FAULTS: dict[str, Plant] = {

@@ -208,7 +208,7 @@ class Program:
             buckets=bucketed.buckets,
             history=tuple(self.history),
         )
-        # check_plan(plan)
+        check_plan(plan)
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}
         return Job(self.source, graph, plan, texts)
 

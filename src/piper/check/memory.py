@@ -12,7 +12,7 @@ from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.plan.types import PERSISTENT, Task
 
-_FILLED = ("param", "flat", "shard", "buffer", "constant", "batch")  # before a step's first task
+_FILLED = ("param", "flat", "shard", "buffer", "constant", "batch", "key")  # before a step
 
 
 def memory(world: World) -> Iterator[Problem]:

@@ -58,24 +58,35 @@ def _total(world: World, party: Party, index: int, slot: int, what: str) -> Iter
 def _norm(world: World, party: Party, index: int, task: Task) -> Iterator[Problem]:
     """The norm is of all gradients of the party, as they are when updates use them."""
     local = world.local(party)
-    by = local.writer_before(task.reads[-1], index)
+    total, end = task.reads[-1], index
+    by = local.writer_before(total, end)
     if by >= 0 and party.tasks[by].kind == "all_reduce":
-        by = local.writer_before(party.tasks[by].reads[0], by)
-    if by < 0 or party.tasks[by].kind != "norm":
-        text = f"{task.name} is clipped by {party.slots[task.reads[-1]].name}, which is no norm"
-        yield problem(world, "updates", text, (party, index))
-        return
-    read = set(party.tasks[by].reads)
+        total, end = party.tasks[by].reads[0], by
+    squares: dict[int, int] = {}  # bucket -> the task that squares its gradient
+    for add in local.writers.get(total, []):
+        for slot in party.tasks[add].reads if party.tasks[add].kind == "add" and add < end else ():
+            by = local.writer_before(slot, add)
+            if by >= 0 and party.tasks[by].kind == "norm":
+                squares[party.slots[party.tasks[by].reads[0]].bucket] = by
     for number, bucket in world.buckets_at(party.slice):
-        mine = {s for s in read if party.slots[s].bucket == number}
-        if len(mine) != 1:
-            text = f"{party.tasks[by].name} leaves out the gradient of bucket {bucket.name}"
-            yield problem(world, "updates", text, (party, by))
-        for slot in mine:
-            late = [w for w in local.writers.get(slot, []) if w > by]
-            if late:
-                text = f"{party.tasks[by].name} reads {party.slots[slot].name} before it is whole"
-                yield problem(world, "updates", text, (party, by), (party, late[0]))
+        if number not in squares:
+            text = f"the norm of {task.name} leaves out the gradient of bucket {bucket.name}"
+            yield problem(world, "updates", text, (party, index))
+            continue
+        by = squares[number]
+        slot = party.tasks[by].reads[0]
+        late = [w for w in local.writers.get(slot, []) if w > by and not _steps(party.tasks[w])]
+        early = [w for w in local.writers.get(slot, []) if w < by and _steps(party.tasks[w])]
+        if late:
+            text = f"{party.tasks[by].name} reads {party.slots[slot].name} before it is whole"
+            yield problem(world, "updates", text, (party, by), (party, late[0]))
+        if early:
+            text = f"{party.tasks[by].name} reads {party.slots[slot].name} after it was divided"
+            yield problem(world, "updates", text, (party, by), (party, early[0]))
+
+
+def _steps(task: Task) -> bool:
+    return task.kind in ("update", "settle")
 
 
 def _settled(world: World, party: Party) -> Iterator[Problem]:

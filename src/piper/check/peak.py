@@ -50,14 +50,12 @@ class _Ledger:
         self.party = party
         self.root = world.local(party).root
         self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
-        self.alive = [s.kind in (*PERSISTENT, "batch") for s in party.slots]
+        self.alive = [s.kind in (*PERSISTENT, "batch", "key") for s in party.slots]
         self.optimizer = 0
-        self.late: dict[
-            int, int
-        ] = {}  # bucket -> bytes that a late update keeps until it is settled
+        self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
         for task in party.tasks:
             if task.kind == "update":
-                written = [party.slots[s] for s in task.writes]
+                written = [party.slots[s] for s in task.writes[:-1]]
                 self.optimizer += sum(state_bytes(s, world.plan.optimizer) for s in written)
                 if task.late:
                     kept = sum(_kept_bytes(s, world.plan.optimizer) for s in written)

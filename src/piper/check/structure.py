@@ -90,7 +90,7 @@ def _wrong_numbers(party: Party, task: Task) -> str:
             bucketed = num_writes == 1 and party.slots[task.writes[0]].bucket >= 0
             right = len(task.first) == num_reads and (bucketed or num_writes == num_reads)
         case "norm":
-            right = len(task.weights) == num_reads and num_writes == 1
+            right = len(task.weights) == num_reads > 0 and num_writes == 1
         case "update":
             right = num_reads >= 1 and num_writes >= 1
         case "run" | "settle":

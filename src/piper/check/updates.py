@@ -100,21 +100,24 @@ class _Chain:
     def _gradient_tasks(self) -> list[int]:
         """The last task that wrote the bucket's gradient, for want of an update."""
         last = [
-            self.local.writers[s][-1]
+            index
             for s, slot in enumerate(self.party.slots)
-            if slot.kind == "grad" and slot.bucket == self.number and s in self.local.writers
+            if slot.kind == "grad" and slot.bucket == self.number
+            for index in self.local.writers.get(s, [])
+            if index not in self.own
         ]
         return last[-1:]
 
     def _targets(self, index: int, task: Task) -> Iterator[Problem]:
-        """The update writes all parameters of its bucket, or the rank's shard of them."""
-        written = [self.party.slots[s] for s in task.writes]
+        """The update writes all parameters of its bucket, or the rank's shard of them, and the gradient
+        that it divides."""
+        written = [self.party.slots[s] for s in task.writes[:-1]]
         if self.bucket.zero == 0:
             right = tuple(s.source for s in written if s.kind == "param") == self.bucket.params
         else:
             right = [(s.kind, s.bucket) for s in written] == [("shard", self.number)]
-        if not right:
-            names = ", ".join(slot.name for slot in written)
+        if not right or task.writes[-1] != task.reads[0]:
+            names = ", ".join(self.party.slots[s].name for s in task.writes)
             text = f"{task.name} writes {names}, not what bucket {self.bucket.name} holds"
             yield self._problem(text, index)
 
@@ -126,6 +129,8 @@ class _Chain:
         scattered: list[int] = []
         for index in self.local.writers.get(grad, []):
             task = self.party.tasks[index]
+            if index in self.own:
+                continue
             if task.kind == "all_reduce" and grad in task.reads:
                 reduced.append(index)
                 if self.world.group(task) != group:
