@@ -37,6 +37,7 @@ def _plan(*tasks: list[Task], slots: tuple[Slot, ...], num_streams: int, device:
         optimizer=Optimizer("SGD"),
         seed=0,
         device=device,
+        clip=None,
         bodies=(),
     )
 

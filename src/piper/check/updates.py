@@ -102,7 +102,9 @@ class _Chain:
         last = [
             [i for i in self.local.writers[s] if i not in self.own]
             for s, slot in enumerate(self.party.slots)
-            if slot.kind == "grad" and slot.bucket == self.number and s in self.local.writers
+            if slot.kind == "grad" and slot.bucket == self.number
+            for index in self.local.writers.get(s, [])
+            if index not in self.own
         ]
         return [found[-1] for found in last if found][-1:]
 
