@@ -53,14 +53,14 @@ class Schedule:
 
         Requires:
             1. The schedule has no mesh yet.
-            2. Every size is at least 1.
+            2. Every size is an integer of at least 1.
         """
         call = self._call("mesh")
         if self.graph.mesh.axes:
             raise MeshError("the mesh is declared twice", call=call, requirement=1)
         for axis, size in axes.items():
-            if size < 1:
-                raise MeshError(f"axis {axis} has size {size}", call=call, requirement=2)
+            if not isinstance(size, int) or size < 1:
+                raise MeshError(f"axis {axis} has size {size!r}", call=call, requirement=2)
         made = Mesh(tuple(axes.items()))
         self._apply(call, _show(**axes), lambda g: msgspec.structs.replace(g, mesh=made))
         return made
