@@ -2,13 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test matrix fuzz check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+# Random programs, other ones each time; a failure prints its program.
+FUZZ ?= 500
+fuzz: .venv/ready
+	PIPER_FUZZ=$(FUZZ) PIPER_FUZZ_MODELS=$$RANDOM $(BIN)/python -m pytest -n 2 tests/property/test_programs.py
 
 check: .venv/ready
 	$(BIN)/ruff format --check src tests examples benchmarks docs

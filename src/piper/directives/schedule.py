@@ -54,7 +54,7 @@ class Schedule:
 
         Requires:
             1. The schedule has no mesh yet.
-            2. Every size is at least 1.
+            2. Every size is an integer of at least 1.
 
         Rewrite:
             mesh (one device)  ->  mesh pp=2 dp=4: ranks 0..7, the last axis varies fastest
@@ -68,8 +68,8 @@ class Schedule:
         if self.graph.mesh.axes:
             raise MeshError("the mesh is declared twice", call=call, requirement=1)
         for axis, size in axes.items():
-            if size < 1:
-                raise MeshError(f"axis {axis} has size {size}", call=call, requirement=2)
+            if not isinstance(size, int) or size < 1:
+                raise MeshError(f"axis {axis} has size {size!r}", call=call, requirement=2)
         made = Mesh(tuple(axes.items()))
         self._apply(call, _show(**axes), lambda g: msgspec.structs.replace(g, mesh=made))
         return made
