@@ -1,8 +1,13 @@
-"""Known traps of systems of this kind: one regression test each, by the trap's number in the design."""
+"""Known traps of systems of this kind: regression tests by the trap's number in the design.
+
+Those about state that is cut, halves of backwards and recompute are in `test_traps_of_state.py`.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +23,7 @@ from piper.bodies.codec import decode
 from piper.bodies.joint import runner
 from piper.bodies.store import BodyStore
 from piper.errors import ScheduleError, TraceError
+from piper.schedules import SCHEDULES
 from piper.strategies import parallel
 from piper.train.verify import compare, train_one_device
 from tests.strategies import strategy_of
@@ -64,7 +70,9 @@ def _batch(seed: int) -> torch.Tensor:
     return torch.randn(8, 5, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_trap_1_neighbouring_stages_on_the_turning_rank_of_a_v_exchange_locally() -> None:
+def test_trap_01_neighbouring_stages_on_the_turning_rank_of_a_v_exchange_locally() -> None:
+    """Two neighbouring stages on one rank: what passes between them is not sent."""
+
     def v_shape(s: piper.Schedule) -> None:
         mesh = s.mesh(pp=2)
         for stage, rank in enumerate((0, 1, 1, 0)):
@@ -78,7 +86,8 @@ def test_trap_1_neighbouring_stages_on_the_turning_rank_of_a_v_exchange_locally(
     assert crossing == {(1, "pp=1"), (3, "pp=0"), (2, "pp=1"), (0, "pp=0")}
 
 
-def test_trap_4_an_accumulated_gradient_is_reduced_once_after_the_last_microbatch() -> None:
+def test_trap_04_an_accumulated_gradient_is_reduced_once_after_the_last_microbatch() -> None:
+    """Reducing a running sum after every microbatch would count early microbatches again and again."""
     job = _job("dense", "pp2_dp2")
     for part in job.plan.classes:
         names = [task.name for task in part.tasks]
@@ -89,7 +98,8 @@ def test_trap_4_an_accumulated_gradient_is_reduced_once_after_the_last_microbatc
         assert max(adds) in part.tasks[reduces[0]].waits
 
 
-def test_trap_6_sums_are_averaged_over_unequal_counts() -> None:
+def test_trap_06_sums_are_averaged_over_unequal_counts() -> None:
+    """Ranks and microbatches with other numbers of tokens: the divisor is the sum of all counts."""
     job = _job("counted", "pp2_dp2")
     batch = batches_of("counted")[0]
     shares = [(batch["labels"][part] != -100).sum() for part in (slice(0, 8), slice(8, 16))]
@@ -101,7 +111,8 @@ def test_trap_6_sums_are_averaged_over_unequal_counts() -> None:
         assert compare(run, batches_of("counted"), reference_of("counted", job)).exact
 
 
-def test_trap_7_replicas_start_equal_and_no_strategy_changes_the_weights() -> None:
+def test_trap_07_replicas_start_equal_and_no_strategy_changes_the_weights() -> None:
+    """Copies with weights of their own would never come together."""
     first = None
     for name in ("one", "pp2_dp2", "pp2_dp2_ep2"):
         with _job("moe", name, "1f1b" if "pp" in name else "none").launch("loopback") as run:
@@ -114,7 +125,8 @@ def test_trap_7_replicas_start_equal_and_no_strategy_changes_the_weights() -> No
     assert not torch.equal(*two)  # equal code, but each name has its own seed
 
 
-def test_trap_8_every_microbatch_and_data_rank_has_its_own_rows() -> None:
+def test_trap_08_every_microbatch_and_data_rank_has_its_own_rows() -> None:
+    """Ranks that train on the same rows learn less, and nothing fails."""
     job = _job("dense", "pp2_dp2")
     run = job.launch("loopback")
     batch = batches_of("dense")[0]
@@ -132,6 +144,7 @@ def test_trap_8_every_microbatch_and_data_rank_has_its_own_rows() -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_trap_14_fewer_microbatches_than_stages_train(schedule: str) -> None:
+    """A schedule whose steady phase never starts must not hang."""
     strategy = parallel(pp=4, microbatches=2, schedule=schedule)
     job = _program(4).apply(strategy).lower(optimizer=ADAMW)
     _assert_exact(job, [_batch(0), _batch(1)])
@@ -143,6 +156,7 @@ def test_trap_14_a_schedule_that_needs_more_says_how_many() -> None:
 
 
 def test_trap_15_the_loss_is_known_on_every_rank() -> None:
+    """Not on the ranks of the last stage alone."""
     with _job("dense", "pp2_dp2").launch("loopback") as run:
         results = run.workers.step(  # type: ignore[attr-defined]
             {f"batch:{name}": leaf for name, leaf in batches_of("dense")[0].items()}
@@ -152,6 +166,7 @@ def test_trap_15_the_loss_is_known_on_every_rank() -> None:
 
 
 def test_trap_16_no_saved_value_shares_memory_with_a_parameter() -> None:
+    """A saved view would keep the whole parameter alive, and see it change."""
     job = _job("tied", "one", "none")
     with job.launch("single") as run:
         worker = run.workers.worker  # type: ignore[attr-defined]
@@ -169,6 +184,7 @@ def test_trap_16_no_saved_value_shares_memory_with_a_parameter() -> None:
 
 
 def test_trap_17_no_attention_forward_is_left_in_a_backward() -> None:
+    """A backward with a forward in it whose results nobody reads."""
     job = _job("dense", "pp2")
     bodies = {n.phase: set() for n in job.graph.chunks}  # type: ignore[var-annotated]
     for node in job.graph.chunks:
@@ -277,13 +293,14 @@ def test_trap_21_devices_and_kernels_are_those_of_the_lowering() -> None:
     fakes = [torch.empty(i.spec.shape, device="meta") for i in code.inputs]
     assert [out.device.type for out in runner(code, device="meta")(*fakes)] == ["meta"]
     store = BodyStore()
-    text = store.texts[store.chunk(code, device="cpu").forward.hash]
+    text = store.texts[store.chunk(code, device="cpu").by_phase["F"].hash]
     assert "meta" not in text
     assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in text
     decode(text)(*[torch.ones(i.spec.shape) for i in code.inputs])
 
 
 def test_trap_22_experts_with_no_row_and_with_one_row() -> None:
+    """Shapes of 0 and 1 rows are where tracing specialises."""
     rows: list[int] = []
     for strategy in ("pp2_ep2", "pp2_dp2_ep2"):
         job = _job("moe", strategy)
@@ -302,3 +319,46 @@ def _recording(worker: Any, task: Any, start: Callable[[], None], into: list[int
         into.append(sum(worker.slots[task.writes[0]][1]))
 
     return record
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "auto"])
+def test_trap_14_every_schedule_trains_with_few_microbatches_or_says_what_it_needs(
+    schedule: str,
+) -> None:
+    """Fewer microbatches than stages: a schedule or an error, never a hang."""
+    trained = refused = 0
+    for microbatches in (1, 2):
+        try:
+            strategy = parallel(pp=2, microbatches=microbatches, schedule=schedule)
+            job = _four().apply(strategy).lower(optimizer=ADAMW)
+        except ScheduleError as error:
+            assert "legal" in str(error)
+            refused += 1
+            continue
+        batches = [_batch(0)]
+        with job.launch("loopback", adversary=True) as run:
+            assert compare(run, batches, train_one_device(job, batches)).exact
+        trained += 1
+    assert trained or refused == 2
+
+
+@cache
+def _four() -> Program:
+    return _program(4)
+
+
+def test_trap_13_lowering_does_not_grow_faster_than_the_graph() -> None:
+    """4 times the microbatches are 4 times the nodes; squares would take 16 times as long."""
+    times, sizes = [], []
+    for microbatches in (32, 128):
+        rows = torch.ones(microbatches, 2, 6, dtype=torch.float64)
+        program = piper.trace(
+            lambda: Layers(4).double(), rows, lambda model, batch: model(batch).square().mean()
+        )
+        applied = program.apply(parallel(pp=2, microbatches=microbatches, schedule="zbv"))
+        applied.lower()  # bodies are made once
+        start = time.process_time()
+        sizes.append(len(applied.lower().graph.nodes))
+        times.append(time.process_time() - start)
+    assert sizes[1] > 3.5 * sizes[0]
+    assert times[1] < 9 * times[0], times

@@ -149,8 +149,13 @@ def _is_send(node: Node) -> bool:
 
 
 def _rank(graph: Graph, node: Node, index: int) -> tuple[int, int, int]:
-    """What runs first when several could: what frees memory, then early microbatches."""
-    later = isinstance(node, Chunk) and node.phase == "F"
-    last = isinstance(node, Update | Settle)
-    last |= isinstance(node, Comm) and node.comm in ("all_reduce", "all_gather")
-    return (2 if last else int(later), graph.microbatch(node), index)
+    """What runs first when several could: what others wait for, then Updates, so that what follows them
+    runs behind BW, then what frees memory, then forwards; early microbatches first."""
+    first = 0
+    if isinstance(node, Update | Settle):
+        first = 1
+    elif isinstance(node, Chunk):
+        first = {"BW": 2, "F": 3}.get(node.phase, 0)
+    elif isinstance(node, Comm) and node.comm in ("all_reduce", "all_gather"):
+        first = 4
+    return (first, graph.microbatch(node), index)
