@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ def flops(graph: fx.Graph) -> float:
     return float(total)
 
 
+@lru_cache(maxsize=1024)
 def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function of a body."""
+    """The function of a body; ranks and runs in one process share it, since making it is slow."""
     return decode(text).forward

@@ -60,9 +60,8 @@ class Worker:
         self.updaters: dict[int, Updater] = {}  # per bucket
         self.keys = Keys(plan, self.me, self.device)
         self._fill_model(bodies)
-        self._functions = {
-            task.body: load(bodies[task.body]) for task in self.me.tasks if task.body
-        }
+        used = {task.body for task in self.me.tasks if task.body}
+        self._functions = {body: load(bodies[body]) for body in used}
         prepare = {
             "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
             "update": self._update, "settle": self._settle, "send": self._exchange,
