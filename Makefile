@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test matrix check format clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+matrix: .venv/ready
+	$(BIN)/python -m tests.run_matrix
 
 check: .venv/ready
 	$(BIN)/ruff format --check src tests examples benchmarks

@@ -33,13 +33,18 @@ _BUCKET = 300  # bytes: most modules get a bucket of their own
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of the axes; `pp` is the number of pipeline ranks where there is a schedule."""
+    """One combination of the axes.
+
+    `pp` is the number of pipeline ranks where there is a schedule, `dp` of data ranks: without it, two,
+    and four (two copies of two ranks that share the experts) for sharded experts with ZeRO 1 and 3.
+    """
 
     zero: int
     schedule: str
     experts: str
     model: str
     pp: int = 2
+    dp: int | None = None
 
     @property
     def name(self) -> str:
@@ -62,11 +67,11 @@ class Cell:
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Ranks. With ZeRO 1 and 3, two copies of two ranks that share the experts: four data ranks."""
+        """Sizes of the mesh, as `parallel` takes them."""
         pp = 1 if self.schedule == "none" else self.pp
-        if self.experts == "copied":
-            return {"pp": pp, "dp": 2}
-        return {"pp": pp, "dp": 4 if self.zero % 2 and pp < 4 else 2, "ep": 2}
+        both = self.experts == "sharded" and self.zero % 2 and pp < 4
+        sizes = {"pp": pp, "dp": self.dp or (4 if both else 2)}
+        return sizes | ({"ep": 2} if self.experts == "sharded" else {})
 
     @property
     def microbatches(self) -> int:
@@ -104,13 +109,12 @@ class Cell:
 ALL = [Cell(*values) for values in product(*AXES.values())]
 CELLS = [cell for cell in ALL if not cell.excluded]
 # A few more with a stage on each of four pipeline ranks.
-FOUR = [
+LONG = [
     Cell(zero, schedule, experts, model, pp=4)
     for zero, schedule, experts, model in product(
-        ZERO, ("1f1b", "zb_h1", "dualpipe"), EXPERTS, MODEL
+        ZERO, ("1f1b", "zb_h1", "dualpipe"), EXPERTS, ("tied", "skips", "recompute")
     )
 ]
-LONG = [cell for cell in FOUR if not cell.excluded]
 
 
 def pairs(cell: Cell) -> set[tuple[str, Any, str, Any]]:

@@ -277,7 +277,7 @@ def test_trap_21_devices_and_kernels_are_those_of_the_lowering() -> None:
     fakes = [torch.empty(i.spec.shape, device="meta") for i in code.inputs]
     assert [out.device.type for out in runner(code, device="meta")(*fakes)] == ["meta"]
     store = BodyStore()
-    text = store.texts[store.chunk(code, device="cpu").forward.hash]
+    text = store.texts[store.chunk(code, device="cpu").by_phase["F"].hash]
     assert "meta" not in text
     assert "aten._scaled_dot_product_flash_attention_for_cpu.default" in text
     decode(text)(*[torch.ones(i.spec.shape) for i in code.inputs])

@@ -334,12 +334,12 @@ class Worker:
         return found
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
-        """What this rank holds of a kind: parameters that are whole here by their name in the model,
-        parts and gradients of buckets by `$` and the bucket's."""
+        """What this rank holds of a kind: buffers, and parameters that are whole here, by their name in
+        the model; parts and gradients of buckets by `$` and the bucket's."""
         found = {}
         for index, slot in enumerate(self.me.slots):
             whole = slot.base < 0 or self.me.slots[slot.base].kind == "flat"
-            if kind == "param" and slot.kind == "param" and whole:
+            if kind == slot.kind and kind in ("param", "buffer") and whole:
                 found[slot.source] = self.slots[index]
             elif slot.kind == ("shard" if kind == "param" else kind) and slot.base < 0:
                 found[f"${self.plan.buckets[slot.bucket].name}"] = self.slots[index]
@@ -348,7 +348,7 @@ class Worker:
 
 def _gradients(flat: Tensor, bucket: Bucket) -> list[Tensor]:
     """The gradients of a bucket's parameters; the rank's part of it is one tensor."""
-    if bucket.zero > 0:
+    if bucket.over:
         return [flat]
     return [
         flat[start : start + math.prod(shape)].view(shape)
