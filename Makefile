@@ -10,6 +10,9 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
+matrix: .venv/ready
+	$(BIN)/python -m tests.run_matrix
+
 # Random programs, other ones each time; a failure prints its program.
 FUZZ ?= 500
 fuzz: .venv/ready
