@@ -381,3 +381,26 @@ def test_directives_of_two_axes_commute_for_a_tied_parameter() -> None:
         s.replicate(piper.where(PP=1), over="dp", zero=2, prefetch=2, reuse=2)
 
     check(two(tied), strategy=strategy)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_frozen_parameters_are_cut_too_where_all_is_cut(zero: int) -> None:
+    """Parameters that nobody trains have no gradient and no Update; under ZeRO 3 each rank still holds
+    only its part of them."""
+
+    class Frozen(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a.requires_grad_(False)
+            self.b.weight.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.run_stages(lambda: torch.tanh(self.b(self.a(x))), self.c)
+
+    strategy = parallel(pp=2, dp=2, zero=zero, microbatches=2, schedule="zb_h1")
+    check(Frozen, strategy=strategy)
+    program = piper.trace(lambda: Frozen().double(), random_batch(0), mean_square)
+    with program.apply(strategy).lower().launch("loopback") as run:
+        held = run.workers.workers[0].tensors("param")  # type: ignore[attr-defined]
+    whole = {"a.weight", "a.bias", "b.weight"} & held.keys()
+    assert whole == (set() if zero == 3 else {"a.weight", "a.bias", "b.weight"})

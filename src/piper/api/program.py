@@ -181,7 +181,7 @@ class Program:
         )
         classes, streams, groups = emit(graph, bucketed)
         tensors = {
-            name: msgspec.structs.replace(tensor, trainable=name in bucketed.of)
+            name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
             for name, tensor in self.source.tensors.items()
         }
         used = {task.body for found in classes for task in found.tasks if task.body}

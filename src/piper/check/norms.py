@@ -69,7 +69,7 @@ def _norm(world: World, party: Party, index: int, task: Task) -> Iterator[Proble
             if by >= 0 and party.tasks[by].kind == "norm":
                 bucket_number = party.slots[party.tasks[by].reads[0]].bucket
                 squares.setdefault(bucket_number, []).append(by)
-    for number, bucket in world.buckets_at(party.slice):
+    for number, bucket in world.trained_at(party.slice):
         found = squares.get(number, [])
         if len(found) != 1:
             how = f"has the gradient of bucket {bucket.name} {len(found)} times"

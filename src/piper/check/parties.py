@@ -72,8 +72,10 @@ class World:
         slices = tuple(part.slice for part in self.plan.classes)
         return normal(self.plan, Group(slices, self.plan.data_axes))
 
-    def buckets_at(self, at: Slice) -> list[tuple[int, Bucket]]:
-        return [(n, b) for n, b in enumerate(self.plan.buckets) if at in b.slices]
+    def trained_at(self, at: Slice) -> list[tuple[int, Bucket]]:
+        """The buckets of a slice that are updated."""
+        found = enumerate(self.plan.buckets)
+        return [(n, b) for n, b in found if at in b.slices and b.trained]
 
 
 def normal(plan: Plan, group: Group) -> Group:

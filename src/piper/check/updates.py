@@ -18,7 +18,7 @@ def updates(world: World) -> Iterator[Problem]:
     yield from _buckets(world)
     yield from sums(world)
     for party in world.distinct:
-        for number, bucket in world.buckets_at(party.slice):
+        for number, bucket in world.trained_at(party.slice):
             yield from _Chain(world, party, number, bucket).run()
 
 

@@ -52,6 +52,9 @@ class Bucketed:
     keeping: tuple[Keeping, ...]
     of: dict[str, int]
 
+    def trains(self, param: str) -> bool:
+        return param in self.of and self.buckets[self.of[param]].trained
+
     def offset(self, param: str) -> int:
         bucket = self.buckets[self.of[param]]
         return bucket.offsets[bucket.params.index(param)]
@@ -60,7 +63,8 @@ class Bucketed:
 def make_buckets(
     logical: Graph, specs: Mapping[str, TensorSpec], calls: Sequence[Call]
 ) -> Bucketed:
-    """Buckets of all parameters that get a gradient; `specs` has their whole shapes.
+    """Buckets of all parameters that get a gradient, and of those that are gathered for their use;
+    `specs` has their whole shapes.
 
     A bucket holds parameters that live on the same slices and are kept alike. Where each use of them
     matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides.
@@ -72,9 +76,10 @@ def make_buckets(
     }
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, param in params.items():
-        if param.trained:
+        if param.trained or param.keeping.zero == 3:
             near = frozenset(param.users if param.keeping.zero > 1 else param.stages)
-            key = (frozenset(param.slices), near, param.keeping, specs[name].dtype)
+            alike = (param.keeping, param.trained, specs[name].dtype)
+            key = (frozenset(param.slices), near, *alike)
             groups[key].append(name)
     buckets: list[Bucket] = []
     keeping: list[Keeping] = []
@@ -206,4 +211,5 @@ def _layout(
         over=keeping.over,
         copies=keeping.copies,
         split_over=keeping.split_over,
+        trained=like.trained,
     )

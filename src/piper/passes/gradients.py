@@ -23,7 +23,7 @@ def reduce_gradients(draft: Draft, bucketed: Bucketed) -> dict[tuple[int, Slice]
     found = _contributions(draft, bucketed)
     reduced = {}
     for number, bucket in enumerate(bucketed.buckets):
-        for at in bucket.slices:
+        for at in bucket.slices if bucket.trained else ():
             work = _Reduction(draft, bucketed, number, at)
             reduced[number, at] = work.run(found.get((number, at), []))
     return reduced
@@ -178,8 +178,10 @@ def update_parameters(
     for number, bucket in enumerate(bucketed.buckets):
         for at in bucket.slices:
             params = tuple(at_slice(name, at) for name in bucket.params)
-            gradient = gradients[number, at]
             stepped = _stepped(draft, bucketed, number, at, params)
+            if not bucket.trained:
+                continue
+            gradient = gradients[number, at]
             stepped = (*stepped, _averaged(draft, gradient, at))
             inputs = [gradient]
             inputs += [divisor.values[at]] if divisor.values else []

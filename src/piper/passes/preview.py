@@ -221,7 +221,7 @@ def _bucket_comms(
     bucket = bucketed.buckets[number]
     wide = accumulation_dtype(bucket.dtype)
     copies = Group(bucket.slices, bucket.copies)
-    if copies.size(graph.mesh) > 1:
+    if copies.size(graph.mesh) > 1 and bucket.trained:
         yield "all_reduce", len(bucket.slices), copies, wide
     if not bucket.zero:
         return
@@ -229,7 +229,8 @@ def _bucket_comms(
     for at in bucket.slices:
         group = Group((at,), bucket.over)
         scatters = 1 if bucket.zero == 1 else rounds[at]
-        yield "reduce_scatter", scatters, group, wide
+        if bucket.trained:
+            yield "reduce_scatter", scatters, group, wide
         yield "all_gather", uses[at] if bucket.zero == 3 else 1, group, bucket.dtype
 
 

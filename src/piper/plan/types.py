@@ -107,6 +107,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `offsets` are in elements; `size` is padded to a multiple of the number of ranks along `over`, the
     axes along which it is cut into shards. It lives on `slices`; along `copies` each rank has the same.
+    One that is not `trained` is only gathered.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     over: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     split_over: tuple[str, ...] = ()
+    trained: bool = True
 
 
 class RankClass(msgspec.Struct, frozen=True, omit_defaults=True):

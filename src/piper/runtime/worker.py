@@ -203,7 +203,8 @@ class Worker:
         def start() -> None:
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             for source, weight in pairs:
-                total += self.slots[source].double().square().sum() * weight
+                norm = torch.linalg.vector_norm(self.slots[source], dtype=torch.float64)
+                total += norm.square() * weight
             self.slots[target] = total
 
         return start
