@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format clean
+.PHONY: demo test matrix fuzz check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -10,15 +10,26 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
+matrix: .venv/ready
+	$(BIN)/python -m tests.run_matrix
+
+# Random programs, other ones each time; a failure prints its program.
+FUZZ ?= 500
+fuzz: .venv/ready
+	PIPER_FUZZ=$(FUZZ) PIPER_FUZZ_MODELS=$$RANDOM $(BIN)/python -m pytest -n 2 tests/property/test_programs.py
+
 check: .venv/ready
-	$(BIN)/ruff format --check src tests examples benchmarks
-	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks docs
+	$(BIN)/ruff check src tests examples benchmarks docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: .venv/ready
-	$(BIN)/ruff format src tests examples benchmarks
-	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks docs
+	$(BIN)/ruff check --fix src tests examples benchmarks docs
+
+docs: .venv/ready
+	$(BIN)/python docs/generate.py
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -129,7 +129,7 @@ def main() -> None:
     torch.set_num_threads(1)
     lines = [HEAD]
     print(HEAD)
-    sizes = [(2, 4, 8), (4, 4, 16), (4, 4, 64), (8, 4, 64), (8, 4, 256), (8, 4, 1024)]
+    sizes = [(2, 4, 8), (4, 4, 16), (4, 4, 64), (8, 4, 64), (8, 4, 192), (8, 4, 472)]
     scale = [(8, dp, 32) for dp in (2, 16, 128, 2048)]
     for pp, dp, microbatches in [*(sizes[:4] if options.quick else sizes), *scale]:
         line = row(measure(pp, dp, microbatches, options.zero))

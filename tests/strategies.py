@@ -1,4 +1,4 @@
-"""The strategies of the parity matrix, by name; each gives 8 global microbatches."""
+"""Degrees of parallelism by name; each gives 8 global microbatches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from piper.directives.schedule import Schedule
 from piper.strategies import parallel
 
-from .zoo import PIECES, Case
+from .zoo import PIECES
 
 _DEGREES: dict[str, dict[str, Any]] = {
     "one": {},
@@ -22,31 +22,8 @@ _DEGREES: dict[str, dict[str, Any]] = {
 }
 
 
-def strategies(case: Case, *, num_ranks: int | None = None) -> list[tuple[str, str]]:
-    """(strategy, schedule) of all cases for a model; without pipeline there is no schedule."""
-    found = []
-    for name, degrees in _DEGREES.items():
-        size, pp = degrees.get("pp", 1) * degrees.get("dp", 1), degrees.get("pp", 1)
-        if (degrees.get("ep") and not case.experts) or (num_ranks and size != num_ranks):
-            continue
-        if pp <= case.num_stages:
-            found += [(name, schedule) for schedule in _schedules(pp, case.num_stages)]
-    return found
-
-
-def _schedules(pp: int, num_stages: int) -> list[str]:
-    """Those that a model with so many stages can train under."""
-    if pp == 1:
-        return ["none"]
-    names = ["gpipe", "1f1b"]
-    if num_stages > 2:
-        names.append("eager_1f1b")
-    if num_stages > pp:
-        names += ["looped_bfs", "interleaved_1f1b"]
-    return names
-
-
 def strategy_of(name: str, schedule: str, **more: Any) -> Callable[[Schedule], None]:
     degrees = _DEGREES[name]
-    more |= {} if schedule == "none" else {"schedule": schedule}
+    if schedule != "none":
+        more["schedule"] = schedule
     return parallel(microbatches=PIECES // degrees.get("dp", 1), **degrees, **more)

@@ -1,4 +1,4 @@
-"""Small models with one difficulty each; most have two stages, all but `dense` experts."""
+"""Small models with one difficulty each, in two stages or (`deep`) four; most have experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from piper.train.verify import Trained, train_one_device
 
 VOCABULARY, WIDTH, LENGTH, BATCH, EXPERTS = 11, 8, 4, 16, 4
 STEPS = 3
-PIECES = 8  # global microbatches of every case, so that all share one reference
+PIECES = 8  # global microbatches of nearly every case, so that they share one reference
 
 
 class Experts(nn.Module):
@@ -147,6 +147,39 @@ class Integers(Plain):
             return self.head(x + self.embed(nearest))
 
 
+class Skips(Plain):
+    """Four stages: the last reads what the first two made, the third what the embedding made."""
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        route = batch["route"]
+        with piper.annotate("PP"):
+            first = self.embed(batch["tokens"])
+            x = self.stages[0](first, route)
+        with piper.annotate("PP"):
+            second = self.stages[1](x, route)
+        with piper.annotate("PP"):
+            x = self.stages[2](second + 0.3 * first, route)
+        with piper.annotate("PP"):
+            x = self.stages[3](x * torch.sigmoid(second), route) + 0.5 * first
+            return self.head(x)
+
+
+class Forks(Plain):
+    """Four stages: the second and the third read the first, neither the other; the last reads all."""
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        route = batch["route"]
+        with piper.annotate("PP"):
+            x = self.stages[0](self.embed(batch["tokens"]), route)
+        with piper.annotate("PP"):
+            left = self.stages[1](x, route)
+        with piper.annotate("PP"):
+            right = self.stages[2](x * 0.7, route)
+        with piper.annotate("PP"):
+            x = self.stages[3](left * torch.sigmoid(right), route) + 0.5 * x
+            return self.head(x)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model with its batches and step."""
@@ -191,6 +224,17 @@ CASES = {
         Case("integers", Integers),
         Case("counted", Plain, mean=False),
         Case("dropout", lambda: Plain(dropout=0.3)),
+        Case("deep_dense", lambda: Plain(experts=False, num_stages=4), experts=False, num_stages=4),
+        Case(
+            "deep_dense_dropout",
+            lambda: Plain(experts=False, num_stages=4, dropout=0.3),
+            experts=False,
+            num_stages=4,
+        ),
+        Case("deep_moe", lambda: Plain(num_stages=4), num_stages=4),
+        Case("deep_skips", lambda: Skips(num_stages=4), num_stages=4),
+        Case("deep_branches", lambda: Forks(num_stages=4), num_stages=4),
+        Case("deep_dropout", lambda: Plain(num_stages=4, dropout=0.3), num_stages=4),
         Case("deep", lambda: Plain(tied=True, num_stages=4), num_stages=4),
         Case("untagged", lambda: Untagged(tied=True, num_stages=4), num_stages=4),
     )
@@ -208,10 +252,10 @@ def batches_of(name: str) -> list[Any]:
 
 
 @cache
-def _reference(name: str) -> Trained:
+def _reference(name: str, pieces: int) -> Trained:
     job = (
         program_of(name)
-        .apply(lambda s: s.split(piper.where(), "MB", PIECES))
+        .apply(lambda s: s.split(piper.where(), "MB", pieces))
         .lower(optimizer=ADAMW)
     )
     return train_one_device(job, batches_of(name))
@@ -219,8 +263,7 @@ def _reference(name: str) -> Trained:
 
 def reference_of(name: str, job: Job) -> Trained:
     """One device's training; the same for every strategy with the same global microbatches."""
-    assert job.plan.num_data_ranks * job.plan.num_microbatches == PIECES
-    return _reference(name)
+    return _reference(name, job.plan.num_data_ranks * job.plan.num_microbatches)
 
 
 ADAMW = piper.adamw(lr=1e-2)

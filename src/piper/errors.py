@@ -131,8 +131,16 @@ class ScheduleError(PiperError):
     """A schedule that does not exist for these numbers, or a table that is not one."""
 
 
+class StrategyError(PiperError):
+    """A strategy file that is not of the published form, or a strategy that has no such form."""
+
+
 class PlanError(PiperError):
     """A plan that breaks one of the laws that are checked before a run."""
+
+
+class CheckError(PlanError):
+    """A plan for which one of the checker's proofs fails; the details are a witness."""
 
 
 class RunError(PiperError):

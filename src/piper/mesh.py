@@ -111,11 +111,12 @@ class Group(msgspec.Struct, frozen=True):
 
     def ranks(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
         """All members of the group that `rank` belongs to, ascending."""
-        own = mesh.coordinates(rank)
-        sizes = dict(mesh.axes)
-        members = []
-        for part in self.slices:
-            for combination in itertools.product(*(range(sizes[axis]) for axis in self.over)):
-                at = own | dict(zip(self.over, combination, strict=True)) | dict(part.fixed)
-                members.append(mesh.rank(at))
-        return tuple(sorted(members))
+        offsets = [0]
+        stride = 1
+        for axis, size in reversed(mesh.axes):
+            if axis in self.over:
+                offsets = [o + index * stride for index in range(size) for o in offsets]
+            stride *= size
+        first = mesh.coordinates(rank) | dict.fromkeys(self.over, 0)
+        starts = [mesh.rank(first | dict(part.fixed)) for part in self.slices]
+        return tuple(sorted(start + offset for start in starts for offset in offsets))

@@ -69,9 +69,10 @@ def test_one_event_wait_removed() -> None:
         tasks[index] = msgspec.structs.replace(tasks[index], waits=left)
         tried[pair] = _fails(job, _with_tasks(job.plan, number, tasks))
     print({pair: reason.splitlines()[0] for pair, reason in tried.items() if reason})
-    # A backward frees what was sent forward only after a send that its own gradient already proves.
+    # A backward frees what was sent forward only after a send that its own gradient already proves;
+    # a receive is held back behind an earlier chunk for memory alone.
     missed = {pair for pair, reason in tried.items() if not reason}
-    assert missed <= {("send", "run")}
+    assert missed <= {("send", "run"), ("run", "recv")}
     assert len(tried) >= 8
 
 

@@ -365,3 +365,19 @@ def test_weights_from_elsewhere() -> None:
     job = piper.trace(lambda: Loaded().double(), random_batch(0), mean_square).lower()
     with job.launch("single") as run:
         assert torch.equal(run.parameters()["a.weight"], torch.eye(6).double())
+
+
+def test_directives_of_two_axes_commute_for_a_tied_parameter() -> None:
+    """`prefetch` means nothing without ZeRO 3, so that it cannot keep a parameter in two ways."""
+
+    def tied(self: Two, x: torch.Tensor) -> torch.Tensor:
+        return self.run_stages(lambda: self.a(x), lambda h: self.a(h) + self.b(h))
+
+    def strategy(s: piper.Schedule) -> None:
+        s.mesh(dp=2, ep=1)
+        s.replicate(piper.where(PP=0), over="dp", zero=2)
+        s.replicate(piper.where(PP=0), over="ep", prefetch=3)
+        s.replicate(piper.where(PP=1), over="ep")
+        s.replicate(piper.where(PP=1), over="dp", zero=2, prefetch=2, reuse=2)
+
+    check(two(tied), strategy=strategy)

@@ -13,8 +13,13 @@ from piper.train.verify import compare
 from tests.zoo import ADAMW, PIECES, batches_of, program_of, reference_of
 
 TABLES = Path(__file__).parents[1] / "null" / "conformance" / "tables"
-# Published tables of F and B; two of them have fused cells.
-PUBLISHED = ["jaxpp_kimik2", "jaxpp_interleaved1f1b", "torch_LoopedBFS", "megatron_interleaved1f1b"]
+# Published tables: of F and B, two of them with fused cells; of BI and BW; V-shaped; overlapped.
+PUBLISHED = [
+    "jaxpp_kimik2", "jaxpp_interleaved1f1b", "torch_LoopedBFS", "megatron_interleaved1f1b",
+    "jaxpp_zerobubble", "sailsg_zb1p", "sailsg_zb2p", "torch_InterleavedZeroBubble",
+    "sailsg_v_half", "sailsg_v_min", "sailsg_zbv", "torch_ZBVZeroBubble",
+    "deepseek_dualpipev", "jaxpp_dualpipev", "torch_DualPipeV", "torch_DualPipeV_with_comms",
+]  # fmt: skip
 OVERLAPPED = """\
 0F0,0F1,2F0,(0F2;2B0)OVERLAP_F_B,2F1,0F3,(2F2;0B0)OVERLAP_F_B,2B1,2F3,0B1,2B2,2B3,0B2,0B3
 1F0,3F0,3B0,1F1,(1F2;1B0)OVERLAP_F_B,3F1,3B1,1F3,1B1,3F2,3B2,3F3,3B3,1B2,1B3
@@ -32,8 +37,15 @@ def _check_exact(strategy: object) -> None:
 
 @pytest.mark.parametrize("source", PUBLISHED)
 def test_published_tables_train_exactly(source: str) -> None:
-    path = str(TABLES / f"{source}_2rank_4mb.csv")
+    name = source.removesuffix("_with_comms")
+    path = str(TABLES / f"{name}_2rank_4mb{source[len(name) :]}.csv")
     _check_exact(parallel(pp=2, dp=2, schedule=path, microbatches=PIECES // 2))
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_a_published_table_of_two_directions_trains_exactly(ep: int) -> None:
+    path = str(TABLES / "deepseek_dualpipe_4rank_8mb.csv")
+    _check_exact(parallel(pp=4, dp=ep, ep=ep, schedule=path, microbatches=8))
 
 
 def test_overlapped_pairs_of_full_backwards_train_exactly() -> None:
@@ -68,17 +80,11 @@ def test_the_history_makes_the_same_table_again() -> None:
     )
 
 
-LATER = {
-    name: "runs in two directions" if name == "dualpipe" else "splits the backward"
-    for name in SCHEDULES
-    if name not in ("gpipe", "1f1b", "eager_1f1b", "looped_bfs", "interleaved_1f1b")
-}
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_halves_and_directions_are_refused_until_they_can_be_exact(name: str) -> None:
-    with pytest.raises(OrderError, match=f"{LATER[name]}.*not supported yet"):
-        program_of("deep").apply(parallel(pp=2, schedule=name, microbatches=8))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_trains_exactly_by_its_directives(name: str) -> None:
+    """A table given as data is the same as its name: here on one data rank, eight microbatches."""
+    table = schedule(name, num_ranks=2, num_microbatches=8)
+    _check_exact(parallel(pp=2, schedule=table, microbatches=8))
 
 
 def test_a_table_for_other_numbers_is_refused() -> None:

@@ -47,7 +47,7 @@ def test_verify_ends_with_1_above_the_bounds(
 
     step = Updater.step
     monkeypatch.setattr(
-        Updater, "step", lambda self, grads, divisor: step(self, grads, divisor / 2)
+        Updater, "step", lambda self, grads, divisor, scale: step(self, grads, divisor / 2, scale)
     )
     assert main(["verify", str(EXAMPLES / "dense.py"), "--dp", "2", "--steps", "1"]) == 1
     assert "ABOVE THE BOUND" in capsys.readouterr().out

@@ -1,13 +1,23 @@
-"""docs/schedules.md: what it shows is what happens."""
+"""The pages of docs: what schedules.md shows is what happens, and what is generated is up to date."""
 
+import doctest
+import importlib.util
+import inspect
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import piper
+from piper.api.stages import Stages
 from piper.cli.main import main
+from piper.directives.schedule import Schedule
+from tests.zoo import program_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "schedules.md").read_text()
 TABLES = {"deadlock.csv": "0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n"}
 
 
@@ -33,3 +43,71 @@ def test_the_python_of_the_page_runs() -> None:
     exec(compile(program, "schedules.md", "exec"), names)
     assert names["table"].num_microbatches == 2
     assert names["same"].num_stages == 2
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("piper_docs", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["piper_docs"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_up_to_date(generate: ModuleType) -> None:
+    pages = generate.pages()
+    for path, text in pages.items():
+        assert (DOCS / path).read_text() == text, f"{path} is out of date: make docs"
+    found = {str(path.relative_to(DOCS)) for path in DOCS.glob("directives/*.md")}
+    assert found == {path for path in pages if path.startswith("directives/")}
+
+
+def test_every_method_of_schedule_is_a_directive_with_all_sections(generate: ModuleType) -> None:
+    public = {n for n, f in vars(Schedule).items() if inspect.isfunction(f) and n[0] != "_"}
+    assert set(generate.directives()) == public - {"finish"}
+    for name in generate.directives():
+        for part in generate.parts_of(name):
+            assert part.summary and set(part.sections) == set(generate.SECTIONS), name
+            assert re.match(r"\d+\. ", part.sections["Requires"]), name
+
+
+@pytest.mark.xdist_group("moe")
+def test_examples_of_all_directives(generate: ModuleType) -> None:
+    for name in generate.directives():
+        for part in generate.parts_of(name):
+            program = program_of("untagged" if name == "cut" else "moe")
+            s = Schedule(program.graph, stages=Stages(program.source, None))
+            names = {"s": s, "where": piper.where, "piper": piper}
+            if name != "mesh":
+                names["mesh"] = s.mesh(pp=2, dp=2, ep=2)
+            example = part.sections["Example"] + "\n"
+            test = doctest.DocTestParser().get_doctest(example, names, name, name, 0)
+            assert test.examples
+            assert doctest.DocTestRunner().run(test).failed == 0, name
+
+
+def test_every_refused_program_is_in_the_index(generate: ModuleType) -> None:
+    page = (DOCS / "errors.md").read_text()
+    refused = generate.refusals()
+    assert len({item.title for item in refused}) == len(refused)
+    for item in refused:
+        assert item.title and item.printed in page and item.program in page
+        assert item.legal or item.kind == generate.OWN
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in DOCS.rglob("*.md"):
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+            file = (page.parent / target).resolve() if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+                anchors = [re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles]
+                assert anchor in anchors, f"{page.name}: #{anchor}"
+
+
+def test_words_of_the_glossary_are_written_once() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (DOCS / "glossary.md").read_text(), re.M)[1:]
+    words = [word.strip() for row in rows for word in row.split(",")]
+    assert len(words) == len(set(words)) and "Chunk" in words and "slice" in words
+    assert "| word |" not in (DOCS / "architecture.md").read_text()

@@ -130,9 +130,13 @@ def test_code_without_gradient_stays_without() -> None:
                 return self.leave(x) * scale
 
     job = _trace(lambda: Partly().double(), torch.ones(8, 6, dtype=torch.float64)).lower()
-    assert {slot.source for part in job.plan.classes for slot in part.slots if slot.kind == "grad"} == {
-        "enter.weight", "enter.bias", "leave.weight", "leave.bias",
-    }  # fmt: skip
+    trained = {"enter.weight", "enter.bias", "leave.weight", "leave.bias"}
+    assert {name for bucket in job.plan.buckets for name in bucket.params} == trained
+    assert {name for name, tensor in job.plan.tensors.items() if tensor.trainable} == trained
+    updates = {
+        task.bucket for part in job.plan.classes for task in part.tasks if task.kind == "update"
+    }
+    assert updates == set(range(len(job.plan.buckets)))
 
 
 def test_bodies_travel_as_text() -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 from piper.api.run import Run
 from piper.api.source import Source
+from piper.check import Report
 from piper.errors import RunError
 from piper.ir.graph import Graph
 from piper.ir.text import graph_to_text
+from piper.plan.diff import diff
+from piper.plan.explain import explain
 from piper.plan.summary import summarize
 from piper.plan.types import Plan
 from piper.runtime.local import LocalPool, LocalRun
@@ -18,19 +21,36 @@ from piper.runtime.single import SingleRun
 
 
 class Job:
-    """A plan with its physical graph and the texts of its bodies."""
+    """A proved plan with its physical graph and the texts of its bodies."""
 
-    def __init__(self, source: Source, graph: Graph, plan: Plan, bodies: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        graph: Graph,
+        plan: Plan,
+        bodies: Mapping[str, str],
+        report: Report,
+    ) -> None:
         self.source = source
         self.graph = graph
         self.plan = plan
         self.bodies = bodies
+        self.report = report
 
     def summary(self) -> str:
-        return summarize(self.plan)
+        """Ranks, tasks and peak memory per class."""
+        return f"{summarize(self.plan)}\n{self.report.memory()}"
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)
+
+    def explain(self, name: str) -> str:
+        """One task of the plan: who made it, what it waits for and why, what it touches."""
+        return explain(self.plan, name)
+
+    def diff(self, other: Job) -> str:
+        """What differs in the plan of another job; empty if nothing does."""
+        return diff(self.plan, other.plan)
 
     def launch(self, launcher: str | LocalPool = "local", **options: Any) -> Run:
         """Start the workers: `"local"` processes, `"loopback"` in this process, or `"single"` for a

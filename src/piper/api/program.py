@@ -15,6 +15,7 @@ from piper.api.stages import Stages
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
+from piper.check import check_plan
 from piper.directives.complete import complete
 from piper.directives.schedule import Rewrite, Schedule
 from piper.errors import Call, PlanError
@@ -23,7 +24,7 @@ from piper.frontend.capture import Step
 from piper.frontend.program import Traced
 from piper.frontend.stages import StageCut
 from piper.ir.graph import Graph
-from piper.ir.history import Record
+from piper.ir.history import History, Record
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.serial import graph_to_json
@@ -32,6 +33,7 @@ from piper.ir.verify import verify
 from piper.passes.emit import emit
 from piper.passes.lower import data_axes, local_rows, lower_graph
 from piper.passes.pieces import piece_sizes
+from piper.passes.preview import Foreseen, foresee, preview_text
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import BatchLeaf, Optimizer, Plan
 
@@ -69,7 +71,7 @@ class Program:
     ) -> None:
         self.source = source
         self.graph = graph
-        self.history = tuple(history)
+        self.history = History(history)
         self.rewrites = tuple(rewrites)
         self.stages = stages
 
@@ -81,11 +83,30 @@ class Program:
         graph = schedule.finish()
         return Program(self.source, graph, schedule.history, schedule.rewrites, stages.cut)
 
+    def history_as_code(self) -> str:
+        """The directives so far as a strategy that can be pasted."""
+        return str(self.history)
+
     def as_text(self) -> str:
         return graph_to_text(self.graph)
 
     def to_json(self) -> bytes:
         return graph_to_json(self.graph)
+
+    def preview(self) -> str:
+        """The communication that each directive will cause, without lowering anything."""
+        return preview_text(self.foreseen(), self.history)
+
+    def foreseen(self) -> list[Foreseen]:
+        """The same as data."""
+        graph, traced = self._refined()
+        specs = {name: value.spec for name, value in traced.values.items()}
+        calls = [record.call for record in self.history]
+        return foresee(graph, specs, calls, data_axes=data_axes(graph))
+
+    def diff(self, other: Program) -> str:
+        """What differs in the plan of another program; empty if nothing does."""
+        return self.lower().diff(other.lower())
 
     def lower(
         self,
@@ -112,11 +133,13 @@ class Program:
             chosen = optimizer or Optimizer("SGD", {"lr": 0.1})
             return self._lower(chosen, device, seed, clip, late_clip)
 
-    def _refined(self, logical: Graph) -> tuple[Graph, Traced]:
+    def _refined(self) -> tuple[Graph, Traced]:
         """The graph in chunks as fine as its directives ask for, with its code for one rank.
 
         The directives are replayed on the finer graph: they name tags, which all pieces have.
         """
+        # `apply` has completed the graph; without any strategy all runs on one device.
+        logical = self.graph if self.history else complete(self.graph, [])
         calls = [record.call for record in self.history]
         rows = local_rows(logical, self.source.batch_size, calls)
         cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), self.stages)
@@ -132,9 +155,7 @@ class Program:
         self, optimizer: Optimizer, device: str, seed: int, clip: float | None, late: bool
     ) -> Job:
         check_device(device)
-        # `apply` has completed the graph; without any strategy all runs on one device.
-        whole = self.graph if self.history else complete(self.graph, [])
-        logical, traced = self._refined(whole)
+        logical, traced = self._refined()
         calls: list[Call] = [record.call for record in self.history]
         flops: dict[str, float] = {}
 
@@ -185,10 +206,11 @@ class Program:
             clip=clip,
             bodies=tuple(sorted(used)),
             buckets=bucketed.buckets,
-            history=self.history,
+            history=tuple(self.history),
         )
+        report = check_plan(plan)
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}
-        return Job(self.source, graph, plan, texts)
+        return Job(self.source, graph, plan, texts, report)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 from piper.cli.program import add_program_arguments, load_file, trace_file
-from piper.ir.history import history_as_code
 from piper.plan.text import plan_to_text
 
 
@@ -16,7 +15,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("plan", help="compile a model under a strategy")
     add_program_arguments(parser)
     parser.add_argument(
-        "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
+        "-o", "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
     )
     parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
     parser.set_defaults(run=run)
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return 0
     if program.history:
-        print(history_as_code(program.history))
+        print(program.history_as_code())
     print(job.summary())
     if arguments.tasks:
         print(plan_to_text(job.plan))

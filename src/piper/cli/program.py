@@ -24,7 +24,11 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "strategy", "default: the file's strategy(s), else one device"
     )
-    group.add_argument("--strategy", metavar="FILE.py", help="a Python file with strategy(s)")
+    group.add_argument(
+        "--strategy",
+        metavar="FILE",
+        help="a Python file with strategy(s), or a .json file of the published form",
+    )
     group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks")
     group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
     group.add_argument("--ep", type=int, metavar="N", help="ranks that share experts; divides dp")
@@ -34,6 +38,17 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
         help="see `piper schedule --list`; or FILE.csv, FILE.json, FILE.py:FUNCTION",
     )
     group.add_argument("--microbatches", type=int, metavar="M", help="microbatches per data rank")
+    group.add_argument(
+        "--zero", type=int, metavar="N", help="0 to 3: how much of the state is cut over data ranks"
+    )
+    group.add_argument(
+        "--bucket-size", metavar="SIZE", help="parameters reduced or gathered at once: 25MiB"
+    )
+    group.add_argument(
+        "--recompute",
+        choices=("nothing", "expensive"),
+        help="what to keep for backwards; all else is computed again",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
 
@@ -82,12 +97,23 @@ def schedule_function(name: str) -> Any:
     return getattr(module, function)
 
 
+def strategy_file(path: str) -> Callable[..., None]:
+    """The strategy of a .json file."""
+    from piper.strategies import from_json
+
+    if not os.path.isfile(path):
+        raise FileError(f"there is no file {path}")
+    return from_json(path)
+
+
 def chosen_strategy(
     arguments: argparse.Namespace, module: ModuleType
 ) -> Callable[..., None] | None:
     from piper.strategies import parallel
 
-    options = ("pp", "dp", "ep", "schedule", "microbatches")
+    options = (
+        "pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute"
+    )  # fmt: skip
     degrees = {name: getattr(arguments, name) for name in options if getattr(arguments, name)}
     for name in ("pp", "dp", "ep", "microbatches"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
@@ -96,8 +122,10 @@ def chosen_strategy(
         if degrees:
             raise FileError(
                 "--strategy and degrees of parallelism exclude each other",
-                legal="--strategy FILE.py, or --pp --dp --ep --schedule --microbatches",
+                legal="--strategy FILE, or --pp --dp --ep --zero --schedule --microbatches ...",
             )
+        if arguments.strategy.endswith(".json"):
+            return strategy_file(arguments.strategy)
         return load_file(arguments.strategy, "strategy").strategy
     if degrees:
         if "schedule" in degrees:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -36,14 +36,16 @@ def order(graph: Graph, groups: Sequence[Group], *, origin: int, call: Call) -> 
         >>> print(s.history[-1])
         s.order([where(MB=0, phase='F'), where(MB=1, phase='F')])
     """
-    if isinstance(groups, str):
+    if isinstance(groups, str) or not isinstance(groups, Iterable):
         raise OrderError(
             f"{groups!r} is no list of groups",
             call=call,
             requirement=1,
-            legal=f"piper.schedules.schedule({groups!r}, num_ranks=..., num_microbatches=...)",
+            legal=f"piper.schedules.schedule({groups!r}, num_ranks=..., num_microbatches=...)"
+            if isinstance(groups, str)
+            else "order([where(...), where(...), ...])",
         )
-    made = tuple((group,) if isinstance(group, Selector) else tuple(group) for group in groups)
+    made = tuple(tuple(g) if isinstance(g, list | tuple) else (g,) for g in groups)
     if not all(isinstance(selector, Selector) for group in made for selector in group):
         raise OrderError(
             "a group is made of something else than where(...)",

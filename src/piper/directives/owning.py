@@ -14,11 +14,12 @@ from piper.ir.values import Value, layout_under
 
 def axes_of(graph: Graph, over: str | tuple[str, ...], *, call: Call) -> tuple[str, ...]:
     """The axes of an `over=` argument, checked against the mesh, in mesh order."""
-    named = (over,) if isinstance(over, str) else tuple(over)
+    named = tuple(over) if isinstance(over, tuple | list) else (over,)
     for axis in named:
         if axis not in graph.mesh.names:
+            near = did_you_mean(axis, graph.mesh.names) if isinstance(axis, str) else ""
             raise MeshError(
-                f"the mesh has no axis {axis!r}{did_you_mean(axis, graph.mesh.names)}",
+                f"the mesh has no axis {axis!r}{near}",
                 call=call,
                 requirement=1,
                 legal=f"mesh {graph.mesh}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from piper.directives.owning import check_stream
 from piper.errors import Call, MeshError, PlaceError
 from piper.ir.graph import Graph
 from piper.ir.nodes import Node
@@ -11,8 +12,19 @@ from piper.ir.select import Selector, select
 from piper.mesh import Slice
 
 
-def place(graph: Graph, selector: Selector, at: Slice, *, origin: int, call: Call) -> Graph:
+def place(
+    graph: Graph,
+    selector: Selector,
+    at: Slice,
+    *,
+    stream: str | None = None,
+    origin: int,
+    call: Call,
+) -> Graph:
     """Run the selected chunks on the ranks of a slice.
+
+    What they receive from chunks on other slices, and send there, travels on `stream`; where both ends
+    name one, on that of the receiver; without one, each pair of slices has its own per direction.
 
     Requires:
         1. `at` is a slice of the mesh that the schedule declared.
@@ -39,6 +51,7 @@ def place(graph: Graph, selector: Selector, at: Slice, *, origin: int, call: Cal
                 requirement=1,
                 legal=f"mesh {graph.mesh}",
             )
+    transfer = check_stream(graph, stream, call=call) if stream else ""
     changed: dict[str, Node] = {}
     for name in select(graph, selector, call=call):
         node = graph.nodes[name]
@@ -50,5 +63,5 @@ def place(graph: Graph, selector: Selector, at: Slice, *, origin: int, call: Cal
                 details=[f"already at {node.slice}, now at {at}"],
                 legal=f"selectors that do not overlap, or {node.slice} again",
             )
-        changed[name] = msgspec.structs.replace(node, slice=at, origin=origin)
+        changed[name] = msgspec.structs.replace(node, slice=at, transfer=transfer, origin=origin)
     return graph.replacing(changed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from piper.directives.replicate import replicate
 from piper.directives.shard import shard
 from piper.directives.split import split
 from piper.errors import Call, MeshError, did_you_mean, user_source
+from piper.ir.code import keywords_code
 from piper.ir.graph import Graph, Stream
 from piper.ir.history import Record
 from piper.ir.select import Selector
@@ -53,14 +54,22 @@ class Schedule:
 
         Requires:
             1. The schedule has no mesh yet.
-            2. Every size is at least 1.
+            2. Every size is an integer of at least 1.
+
+        Rewrite:
+            mesh (one device)  ->  mesh pp=2 dp=4: ranks 0..7, the last axis varies fastest
+
+        Example:
+            >>> mesh = s.mesh(pp=2, dp=4)
+            >>> list(mesh.ranks(mesh.at(pp=1)))
+            [4, 5, 6, 7]
         """
         call = self._call("mesh")
         if self.graph.mesh.axes:
             raise MeshError("the mesh is declared twice", call=call, requirement=1)
         for axis, size in axes.items():
-            if size < 1:
-                raise MeshError(f"axis {axis} has size {size}", call=call, requirement=2)
+            if not isinstance(size, int) or size < 1:
+                raise MeshError(f"axis {axis} has size {size!r}", call=call, requirement=2)
         made = Mesh(tuple(axes.items()))
         self._apply(call, _show(**axes), lambda g: msgspec.structs.replace(g, mesh=made))
         return made
@@ -72,14 +81,27 @@ class Schedule:
         priority: Literal["normal", "high"] = "normal",
         max_sms: int | None = None,
     ) -> str:
-        """Name a queue, with its priority and how many SMs its communication may take."""
+        """Name a queue, with its priority and how many SMs its communication may take.
+
+        Requires:
+            1. No stream has that name yet.
+
+        Rewrite:
+            streams (none)  ->  streams dp: an in-order queue on every device, for directives to name
+
+        Example:
+            >>> dp = s.stream("dp", priority="high")
+            >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"), reduce_stream=dp)
+            >>> {owner.stream for owner in s.graph.nodes["F[PP=0.0]"].owners}
+            {'dp'}
+        """
         call = self._call("stream")
         if any(stream.name == name for stream in self.graph.streams):
-            raise MeshError(f"the stream {name!r} is declared twice", call=call)
+            raise MeshError(f"the stream {name!r} is declared twice", call=call, requirement=1)
         made = Stream(name, priority, max_sms)
         self._apply(
             call,
-            _show(name, priority=priority, max_sms=max_sms),
+            _show(name, priority=None if priority == "normal" else priority, max_sms=max_sms),
             lambda g: msgspec.structs.replace(g, streams=(*g.streams, made)),
         )
         return name
@@ -96,14 +118,14 @@ class Schedule:
         )
         self.rewrites[-1] = _nothing  # what is replayed starts from a graph that is cut already
 
-    def place(self, selector: Selector, at: Slice) -> None:
+    def place(self, selector: Selector, at: Slice, *, stream: str | None = None) -> None:
         call, origin = self._call("place"), len(self.history)
-        fixed = getattr(at, "fixed", ())
-        slice_code = f"mesh.at({', '.join(f'{axis}={index}' for axis, index in fixed)})"
+        mesh = "mesh" if any(r.call.name == "mesh" for r in self.history) else "piper.Mesh()"
+        slice_code = f"{mesh}.at({_show(**dict(getattr(at, 'fixed', ())))})"
         self._apply(
             call,
-            f"{selector}, {slice_code}",
-            lambda g: place(g, selector, at, origin=origin, call=call),
+            ", ".join([str(selector), slice_code, *([_show(stream=stream)] if stream else [])]),
+            lambda g: place(g, selector, at, stream=stream, origin=origin, call=call),
         )
 
     def replicate(
@@ -175,6 +197,7 @@ class Schedule:
         stages: Sequence[Sequence[int]] | None = None,
     ) -> None:
         call, origin = self._call("order"), len(self.history)
+        groups = _kept(groups)
         if isinstance(groups, Table):
             table = groups
             self._apply(
@@ -250,8 +273,17 @@ def _nothing(graph: Graph) -> Graph:
 
 def _show(*args: Any, **kwargs: Any) -> str:
     words = [str(arg) if isinstance(arg, Selector) else repr(arg) for arg in args]
-    words += [f"{key}={value!r}" for key, value in kwargs.items() if value is not None]
+    words += keywords_code({key: value for key, value in kwargs.items() if value is not None})
     return ", ".join(words)
+
+
+def _kept(groups: Any) -> Any:
+    """Groups that can be read twice: to apply them and to record them."""
+    if isinstance(groups, Iterator):
+        groups = list(groups)
+    if not isinstance(groups, list | tuple):
+        return groups
+    return [list(group) if isinstance(group, Iterator) else group for group in groups]
 
 
 def _show_table(

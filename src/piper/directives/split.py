@@ -37,7 +37,7 @@ def split(
         raise SplitError(
             f"{selector} leaves out {missed}", call=call, requirement=1, legal="where()"
         )
-    if num < 1 or tag in graph.tag_values or tag in ("phase", "comm"):
+    if not isinstance(num, int) or num < 1 or tag in graph.tag_values or tag in ("phase", "comm"):
         raise SplitError(
             f"cannot split into {num} with the tag {tag!r}",
             call=call,

@@ -22,7 +22,18 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{target}s.{self.call.name}({self.arguments})"
 
 
+class History(tuple[Record, ...]):
+    """The records of all directives; prints as a strategy that can be pasted."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return history_as_code(self)
+
+    __repr__ = __str__
+
+
 def history_as_code(history: Sequence[Record]) -> str:
     """The directives as a strategy that can be pasted."""
-    lines = "".join(f"    {record}\n" for record in history)
+    lines = "".join(f"    {record}\n" for record in history) or "    pass\n"
     return f"import piper\nfrom piper import where\n\n\ndef strategy(s):\n{lines}"

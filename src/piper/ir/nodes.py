@@ -56,7 +56,8 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
 
     `chunk` numbers the piece in the trace; `part` numbers it inside its region; `body` is the key of
     its code; `forward` names the F whose saved Values a backward reads; `recompute` says what a
-    backward computes again instead of reading it: "all", or what is "cheap".
+    backward computes again instead of reading it: "all", or what is "cheap"; `transfer` names the
+    stream of what it receives from and sends to other slices, where the user chose one.
     """
 
     phase: Phase
@@ -66,6 +67,7 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     forward: str = ""
     owners: tuple[Owner, ...] = ()
     recompute: Literal["", "all", "cheap"] = ""
+    transfer: str = ""
 
 
 class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):

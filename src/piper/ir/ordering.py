@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
+from typing import NoReturn
 
 import msgspec
 
@@ -111,16 +112,37 @@ def _take_turns(graph: Graph, members: list[list[str]]) -> list[str]:
 
 def _refuse_cycle(graph: Graph, cycle: list[str], found: _Found, calls: Sequence[Call]) -> None:
     asked = {(edge.before, edge.after): edge.origin for edge in found.edges}
-    before, after = next(pair for pair in pairwise(cycle) if pair in asked)
-    origin = asked[before, after]
-    groups = {name: group + 1 for (_, name), group in found.place.items()}
+    pairs = [pair for pair in pairwise(cycle) if pair in asked]
+    before, after = next((p for p in pairs if find_path(graph, p[1], p[0])), pairs[0])
     path = find_path(graph, after, before)
+    if not path:
+        _refuse_contradiction(cycle, asked, calls)
+    origin = asked[before, after]
+    groups = {
+        name: group + 1
+        for (number, name), group in found.place.items()
+        if graph.orders[number].origin == origin
+    }
     details = [f"group {groups[before]}  {before}  needs  {after}  of group {groups[after]}"]
-    details.append(f"path     {' -> '.join(path or cycle)}")
+    details.append(f"path     {' -> '.join(path)}")
     raise OrderError(
         "a later group may not feed an earlier one",
         call=calls[origin],
         requirement=3,
         details=details,
         legal=f"{after} before {before}",
+    )
+
+
+def _refuse_contradiction(
+    cycle: list[str], asked: dict[tuple[str, str], int], calls: Sequence[Call]
+) -> NoReturn:
+    """Several orders, or groups of one on several slices, that are possible only one by one."""
+    pairs = [pair for pair in pairwise(cycle) if pair in asked]
+    raise OrderError(
+        "orders contradict each other",
+        call=calls[max(asked[pair] for pair in pairs)],
+        requirement=3,
+        details=[f"{a}  before  {b}  by {calls[asked[a, b]]}" for a, b in pairs],
+        legal=f"without one of them: {' -> '.join(cycle)} is a cycle",
     )

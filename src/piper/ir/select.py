@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from piper.errors import Call, SelectError, did_you_mean, user_source
+from piper.ir.code import keywords_code
 from piper.ir.nodes import Chunk, Comm, Node
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Selector(msgspec.Struct, frozen=True, omit_defaults=True):
     comm: str | None = None
 
     def __str__(self) -> str:
-        words = [f"{tag}={value!r}" for tag, value in self.tags]
+        words = keywords_code(dict(self.tags))
         words += [f"phase={self.phase!r}"] if self.phase else []
         words += [f"comm={self.comm!r}"] if self.comm else []
         return f"where({', '.join(words)})"

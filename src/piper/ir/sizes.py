@@ -1,7 +1,8 @@
-"""Sizes of memory: a number of bytes or a text such as "25MiB" in, bytes out."""
+"""Sizes of memory: a number of bytes or a text such as "25MiB" in, bytes out; and back."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from piper.errors import Call, PlanError
@@ -23,3 +24,11 @@ def parse_size(size: int | str, *, call: Call | None = None, requirement: int | 
         requirement=requirement,
         legal=f'a positive number of bytes, or a text such as "25MiB" ({", ".join(_UNITS)})',
     )
+
+
+def show_size(size: int) -> str:
+    """`25.0 MiB`."""
+    if size < 1024:
+        return f"{size} B"
+    power = min(int(math.log(size, 1024)), 4)
+    return f"{size / 1024**power:.1f} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from piper.errors import AxisError, Call
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Owner
-from piper.ir.values import dtype_bytes
+from piper.ir.values import Value, dtype_bytes
 from piper.mesh import Slice
-from piper.passes.draft import Draft, at_slice
+from piper.plan.body_spec import TensorSpec
 from piper.plan.types import Bucket
 
 ALIGNMENT = 16  # bytes; kernels load parameters in words of this size
@@ -57,27 +57,34 @@ class Bucketed:
         return bucket.offsets[bucket.params.index(param)]
 
 
-def make_buckets(draft: Draft, calls: Sequence[Call]) -> Bucketed:
-    """Buckets of all parameters that get a gradient.
+def make_buckets(
+    logical: Graph, specs: Mapping[str, TensorSpec], calls: Sequence[Call]
+) -> Bucketed:
+    """Buckets of all parameters that get a gradient; `specs` has their whole shapes.
 
     A bucket holds parameters that live on the same slices and are kept alike. Where each use of them
     matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides.
     """
-    params = _parameters(draft.logical, calls)
+    params = _parameters(logical, calls)
+    local = {
+        name: _local(specs[name], logical.mesh.size_of(param.keeping.split_over))
+        for name, param in params.items()
+    }
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, param in params.items():
         if param.trained:
-            dtype = draft.values[at_slice(name, min(param.slices))].dtype
             near = frozenset(param.users if param.keeping.zero > 1 else param.stages)
-            groups[frozenset(param.slices), near, param.keeping, dtype].append(name)
+            key = (frozenset(param.slices), near, param.keeping, specs[name].dtype)
+            groups[key].append(name)
     buckets: list[Bucket] = []
     keeping: list[Keeping] = []
     of: dict[str, int] = {}
     for names in groups.values():
-        for part in _packed(draft, names, params[names[0]]):
+        for part in _packed(local, names, params[names[0]].keeping):
             of |= dict.fromkeys(part, len(buckets))
             keeping.append(params[part[0]].keeping)
-            buckets.append(_layout(draft, f"b{len(buckets)}", part, params[part[0]]))
+            parts = logical.mesh.size_of(keeping[-1].over)
+            buckets.append(_layout(f"b{len(buckets)}", local, part, params[part[0]], parts))
     return Bucketed(tuple(buckets), tuple(keeping), of)
 
 
@@ -118,7 +125,7 @@ def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
     sizes = dict(mesh.axes)
     copying = [o for o in node.owners if o.how == "replicate"]
     cutting = [o for o in copying if o.zero and sizes[o.axis] > 1]
-    options = {(o.zero, o.prefetch, o.reuse) for o in cutting}
+    options = {(o.zero, *_paced(o)) for o in cutting}
     if len(options) > 1:
         raise AxisError(
             f"{node.name} is cut along {', '.join(o.axis for o in cutting)} in different ways",
@@ -127,6 +134,7 @@ def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
         )
     whole = [o for o in copying if o not in cutting and sizes[o.axis] > 1]
     first = (cutting or copying or [Owner("", "replicate", "reduce", node.origin)])[0]
+    prefetch, reuse = _paced(first)
     experts = {o.axis for o in node.owners if o.how == "shard"}
     sizes_given = [o.bucket_size for o in copying if o.bucket_size is not None]
     return Keeping(
@@ -135,27 +143,38 @@ def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
         split_over=_ordered(mesh.names, experts),
         zero=first.zero if cutting else 0,
         bucket_size=min(sizes_given, default=None),
-        prefetch=first.prefetch,
-        reuse=first.reuse,
+        prefetch=prefetch,
+        reuse=reuse,
         reduce_stream=first.stream,
         gather_stream=first.gather_stream or "gather",
         origin=first.origin,
     )
 
 
+def _paced(owner: Owner) -> tuple[int, int]:
+    """`prefetch` and `reuse`, which say nothing where parameters stay whole."""
+    return (owner.prefetch, owner.reuse) if owner.zero == 3 else (1, 1)
+
+
 def _ordered(names: tuple[str, ...], wanted: set[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in wanted)
 
 
-def _packed(draft: Draft, names: list[str], like: _Parameter) -> list[list[str]]:
+def _local(spec: TensorSpec, parts: int) -> Value:
+    """A parameter as one rank has it: its part of the experts."""
+    shape = (spec.shape[0] // parts, *spec.shape[1:]) if parts > 1 else spec.shape
+    return Value("", "param", shape, spec.dtype)
+
+
+def _packed(local: Mapping[str, Value], names: list[str], keeping: Keeping) -> list[list[str]]:
     """In pieces of about the bucket's size; what one chunk gathers at once is one piece."""
-    if like.keeping.zero > 1:
+    if keeping.zero > 1:
         return [names]
-    limit = like.keeping.bucket_size or WHOLE_SIZE
+    limit = keeping.bucket_size or WHOLE_SIZE
     pieces: list[list[str]] = [[]]
     filled = 0
     for name in names:
-        size = draft.values[at_slice(name, min(like.slices))].nbytes
+        size = local[name].nbytes
         if pieces[-1] and filled + size > limit:
             pieces.append([])
             filled = 0
@@ -164,15 +183,17 @@ def _packed(draft: Draft, names: list[str], like: _Parameter) -> list[list[str]]
     return pieces
 
 
-def _layout(draft: Draft, name: str, params: list[str], like: _Parameter) -> Bucket:
-    values = [draft.values[at_slice(param, min(like.slices))] for param in params]
+def _layout(
+    name: str, local: Mapping[str, Value], params: list[str], like: _Parameter, parts: int
+) -> Bucket:
+    values = [local[param] for param in params]
     keeping = like.keeping
     step = max(1, ALIGNMENT // dtype_bytes(values[0].dtype))
     offsets, end = [], 0
     for value in values:
         offsets.append(end)
         end += math.ceil(math.prod(value.shape) / step) * step
-    step *= draft.logical.mesh.size_of(keeping.over)
+    step *= parts
     return Bucket(
         name=name,
         params=tuple(params),

@@ -59,7 +59,7 @@ def lower_graph(
     slices = sorted({node.slice or Slice() for node in logical.nodes.values()})
     axes = data_axes(logical)
     divisor = report_loss(draft, slices, axes)
-    bucketed = make_buckets(draft, calls)
+    bucketed = make_buckets(logical, specs, calls)
     gradients = reduce_gradients(draft, bucketed)
     clipping = None
     if clip is not None:

@@ -30,14 +30,14 @@ def schedule(graph: Graph, flops: Mapping[str, float]) -> Graph:
 
 def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
     """Two messages of one channel that are received in another order than they are sent."""
-    sent: dict[tuple[Slice, ...], list[str]] = defaultdict(list)
-    received: dict[tuple[Slice, ...], list[str]] = defaultdict(list)
+    sent: dict[tuple[tuple[Slice, ...], str], list[str]] = defaultdict(list)
+    received: dict[tuple[tuple[Slice, ...], str], list[str]] = defaultdict(list)
     for comm in graph.comms:
         if comm.comm in ("send", "recv"):
             channel = sent if comm.comm == "send" else received
-            channel[comm.group.slices].append(comm.key)
-    for slices, keys in sent.items():
-        for one, other in zip(keys, received[slices], strict=True):
+            channel[comm.group.slices, comm.stream].append(comm.key)
+    for through, keys in sent.items():
+        for one, other in zip(keys, received[through], strict=True):
             if one != other:
                 return one, other, other
     return None
@@ -119,6 +119,9 @@ class _Simulation:
         for member in self.together.get(name, (name,)):
             end = now + estimate(self.graph, self.graph.nodes[member], self.flops)
             self.free_at[self._queue(member)] = end
+            if _is_send(self.graph.nodes[member]):
+                for target in self.following[member]:  # messages are received as they were sent
+                    self.rank[target] = (0, len(self.order), 0)
             self.order.append(member)
             for target in self.following[member]:
                 self._passed(target, end)
@@ -139,6 +142,10 @@ def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
         if comm.comm not in ("send", "recv") and len(comm.group.slices) > 1:
             members[comm.key].append(comm.name)
     return {name: tuple(names) for names in members.values() for name in names}
+
+
+def _is_send(node: Node) -> bool:
+    return isinstance(node, Comm) and node.comm == "send"
 
 
 def _rank(graph: Graph, node: Node, index: int) -> tuple[int, int, int]:

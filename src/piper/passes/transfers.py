@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from piper.ir.nodes import Comm, Node
+from piper.ir.nodes import Chunk, Comm, Node
 from piper.mesh import Group
 from piper.passes.draft import Draft, at_slice
 
 
 def transfer_values(draft: Draft) -> None:
-    """Add one send and recv per Value and slice that reads it, and point the readers to the copy."""
+    """Add one send and recv per Value and slice that reads it, and point the readers to the copy.
+
+    They come from the `place` of the chunk that is served, and take its stream if it names one.
+    """
+    ends = _Ends(draft)
     for node in list(draft.nodes.values()):
         foreign = [
             name
@@ -18,12 +22,27 @@ def transfer_values(draft: Draft) -> None:
             if draft.values[name].slice != node.slice and draft.values[name].role != "wire"
         ]
         if foreign:
-            moved = {name: _transfer(draft, name, node) for name in foreign}
+            moved = {name: _transfer(draft, name, node, ends) for name in foreign}
             inputs = tuple(moved.get(name, name) for name in node.inputs)
             draft.nodes[node.name] = msgspec.structs.replace(node, inputs=inputs)
 
 
-def _transfer(draft: Draft, name: str, reader: Node) -> str:
+class _Ends:
+    """The chunks that nodes work for: themselves, or the one with their tags."""
+
+    def __init__(self, draft: Draft) -> None:
+        # No selector tells chunks of equal tags and phase apart, so that these had one `place`.
+        self.chunks = {chunk.tags: chunk for chunk in draft.logical.chunks}
+        self.makers = {name: node for node in draft.nodes.values() for name in node.outputs}
+
+    def reader(self, node: Node) -> Chunk | None:
+        return node if isinstance(node, Chunk) else self.chunks.get(node.tags)
+
+    def maker(self, value: str) -> Chunk | None:
+        return self.reader(self.makers[value]) if value in self.makers else None
+
+
+def _transfer(draft: Draft, name: str, reader: Node, ends: _Ends) -> str:
     value = draft.values[name]
     copy = at_slice(name, reader.slice)
     if copy in draft.values:
@@ -32,7 +51,9 @@ def _transfer(draft: Draft, name: str, reader: Node) -> str:
     draft.like(value, copy, reader.slice)
     wire = draft.like(value, f"{name}>{reader.slice}", None, role="wire")
     group = Group((value.slice, reader.slice), ())
-    stream = f"{value.slice}>{reader.slice}"
+    served, maker = ends.reader(reader), ends.maker(name)
+    named = (served.transfer if served else "") or (maker.transfer if maker else "")
+    stream = named or f"{value.slice}>{reader.slice}"
     for comm, at, source, result in (
         ("send", value.slice, name, wire),
         ("recv", reader.slice, wire, copy),
@@ -45,7 +66,7 @@ def _transfer(draft: Draft, name: str, reader: Node) -> str:
                 outputs=(result,),
                 slice=at,
                 stream=stream,
-                origin=reader.origin,
+                origin=served.origin if served else reader.origin,
                 comm=comm,  # type: ignore[arg-type]
                 group=group,
                 key=copy,

@@ -1,9 +1,9 @@
-"""Summary: a plan in a few lines: ranks, tasks, messages and memory per class."""
+"""Summary: a plan in a few lines, ranks and tasks per class; and the bytes of Values alive."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from collections.abc import Iterator
 
 from piper.ir.values import Value
 from piper.plan.types import Plan, RankClass, Slot
@@ -17,43 +17,33 @@ def summarize(plan: Plan) -> str:
     ]
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
-        ranks = sum(1 for _ in plan.mesh.ranks(found.slice))
+        ranks = plan.mesh.size_of(plan.mesh.free(found.slice))
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        peak = peak_bytes(found)
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
-        lines.append(
-            f"    parameters {_show(_held(found, 'param'))}, gradients {_show(_held(found, 'grad'))}"
-            f", peak of Values {_show(peak)}"
-        )
     return "\n".join(lines)
 
 
 def peak_bytes(found: RankClass) -> int:
     """The most bytes of Values that are alive at once, in dispatch order, at their bounds."""
-    alive = peak = 0
+    return max((during for _, during, _ in alive_bytes(found)), default=0)
+
+
+def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
+    """For each task the bytes of Values that are alive before, during and after it."""
+    alive = 0
     seen: set[int] = set()
     for task in found.tasks:
+        before = alive
         for slot in task.writes:
-            if slot not in seen and found.slots[slot].kind in ("temp", "sum"):
+            if slot not in seen and found.slots[slot].kind in ("temp", "sum", "gathered"):
                 seen.add(slot)
                 alive += slot_bytes(found.slots[slot])
-        peak = max(peak, alive)
+        during = alive
         for slot in task.frees:
             if slot in seen:
                 alive -= slot_bytes(found.slots[slot])
-    return peak
+        yield before, during, alive
 
 
 def slot_bytes(slot: Slot) -> int:
     return Value(slot.name, "activation", slot.shape, slot.dtype, bound=slot.bound).bound_nbytes
-
-
-def _held(found: RankClass, kind: str) -> int:
-    return sum(slot_bytes(slot) for slot in found.slots if slot.kind == kind)
-
-
-def _show(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    power = min(int(math.log(size, 1024)), 4)
-    return f"{size / 1024**power:.1f} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][power]}"

@@ -122,8 +122,11 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     split_over: tuple[str, ...] = ()
 
 
-class RankClass(msgspec.Struct, frozen=True):
-    """All ranks of one slice: the same slots and tasks, each on its own data."""
+class RankClass(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All ranks of one slice: the same slots and tasks, each on its own data.
+
+    `overlaps` has, for each group of an `order` with several members, its tasks as they are dispatched.
+    """
 
     slice: Slice
     slots: tuple[Slot, ...]
@@ -174,9 +177,9 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     optimizer: Optimizer
     seed: int
     device: str
-    clip: float | None
     bodies: tuple[str, ...]
     buckets: tuple[Bucket, ...] = ()
+    clip: float | None = None
     history: tuple[Record, ...] = ()
     version: int = VERSION
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piper.plan.types import Bucket, Plan, RankPlan, bind
 
-# name -> part of dim 0 (which experts) -> that part on every rank that has it
+# name -> part of dim 0 -> that part on every rank that has it
 _Copies = dict[str, dict[int, list[Tensor]]]
 
 
@@ -42,28 +42,28 @@ def _copies(plan: Plan, kind: str, by_rank: Sequence[dict[str, Tensor]]) -> _Cop
         for name in held.keys() & split.keys():
             found[name][me.part_along(split[name], plan.mesh)[0]].append(held[name])
     for bucket in plan.buckets:
-        for experts, flats in _whole_buckets(plan, bucket, ranks, by_rank).items():
+        for place, flats in _whole_buckets(plan, bucket, ranks, by_rank).items():
             for flat in flats:
                 for name, start, shape in zip(
                     bucket.params, bucket.offsets, bucket.shapes, strict=True
                 ):
                     part = flat[start : start + math.prod(shape)].view(shape)
-                    found[name][experts].append(part)
+                    found[name][place].append(part)
     return found
 
 
 def _whole_buckets(
     plan: Plan, bucket: Bucket, ranks: list[RankPlan], by_rank: Sequence[dict[str, Tensor]]
 ) -> dict[int, list[Tensor]]:
-    """Per part of the experts, every copy of a bucket, from the shards of the ranks along its axes."""
+    """Per part of dim 0, every copy of a bucket, from the shards of the ranks along its axes."""
     shards: dict[tuple[tuple[str, int], ...], dict[int, Tensor]] = defaultdict(dict)
-    experts = {}
+    place = {}
     for me, held in zip(ranks, by_rank, strict=True):
         if f"${bucket.name}" in held:
             rest = tuple((a, i) for a, i in me.coordinates.items() if a not in bucket.over)
             shards[rest][me.part_along(bucket.over, plan.mesh)[0]] = held[f"${bucket.name}"]
-            experts[rest] = me.part_along(bucket.split_over, plan.mesh)[0]
+            place[rest] = me.part_along(bucket.split_over, plan.mesh)[0]
     found: dict[int, list[Tensor]] = defaultdict(list)
     for rest, parts in shards.items():
-        found[experts[rest]].append(torch.cat([parts[i] for i in sorted(parts)]))
+        found[place[rest]].append(torch.cat([parts[i] for i in sorted(parts)]))
     return found

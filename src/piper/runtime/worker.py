@@ -60,9 +60,8 @@ class Worker:
         self.updaters: dict[int, Updater] = {}  # per bucket
         self.keys = Keys(plan, self.me, self.device)
         self._fill_model(bodies)
-        self._functions = {
-            task.body: load(bodies[task.body]) for task in self.me.tasks if task.body
-        }
+        used = {task.body for task in self.me.tasks if task.body}
+        self._functions = {body: load(bodies[body]) for body in used}
         prepare = {
             "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
             "update": self._update, "settle": self._settle, "send": self._exchange,
@@ -335,12 +334,12 @@ class Worker:
         return found
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
-        """What this rank holds of a kind: parameters that are whole here by their name in the model,
-        parts and gradients of buckets by `$` and the bucket's."""
+        """What this rank holds of a kind: buffers, and parameters that are whole here, by their name in
+        the model; parts and gradients of buckets by `$` and the bucket's."""
         found = {}
         for index, slot in enumerate(self.me.slots):
             whole = slot.base < 0 or self.me.slots[slot.base].kind == "flat"
-            if kind == "param" and slot.kind == "param" and whole:
+            if kind == slot.kind and kind in ("param", "buffer") and whole:
                 found[slot.source] = self.slots[index]
             elif slot.kind == ("shard" if kind == "param" else kind) and slot.base < 0:
                 found[f"${self.plan.buckets[slot.bucket].name}"] = self.slots[index]
@@ -349,7 +348,7 @@ class Worker:
 
 def _gradients(flat: Tensor, bucket: Bucket) -> list[Tensor]:
     """The gradients of a bucket's parameters; the rank's part of it is one tensor."""
-    if bucket.zero > 0:
+    if bucket.over:
         return [flat]
     return [
         flat[start : start + math.prod(shape)].view(shape)

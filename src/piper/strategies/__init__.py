@@ -1,5 +1,7 @@
-"""Strategies: functions of directives, from degrees of parallelism."""
+"""Strategies: functions of directives, from degrees of parallelism or from the published JSON form."""
 
+from piper.strategies.export_json import to_json
+from piper.strategies.import_json import from_json
 from piper.strategies.parallel import parallel
 
-__all__ = ["parallel"]
+__all__ = ["from_json", "parallel", "to_json"]

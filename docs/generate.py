@@ -1,0 +1,234 @@
+"""The pages that follow from the code: docstrings of directives and golden errors in, markdown out.
+
+`make docs` writes them; a test fails if what is committed differs.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import piper.cli.program
+import piper.errors
+from piper.directives.schedule import Schedule
+
+DOCS = Path(__file__).parent
+PROGRAMS = DOCS.parent / "tests" / "error" / "programs"
+NOTE = "<!-- written by docs/generate.py -->"
+SECTIONS = ("Requires", "Rewrite", "Example")
+OWN = "Errors of your own code"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One form of a directive: what it does, and its sections by name."""
+
+    title: str  # empty for the first form
+    summary: str
+    sections: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A program that is refused, and the text of its error."""
+
+    file: str
+    title: str
+    kind: str
+    directive: str
+    program: str
+    printed: str
+    legal: str
+
+
+def directives() -> list[str]:
+    """All directives in the order in which Schedule has them."""
+    return [
+        name
+        for name, method in vars(Schedule).items()
+        if inspect.isfunction(method)
+        and not name.startswith("_")
+        and "Requires:" in (method.__doc__ or "")
+    ]
+
+
+def parts_of(name: str) -> list[Part]:
+    """The docstring of a directive; a line `With ...:` begins another form of it."""
+    first, *more = re.split(r"^\s*(With [^\n]*):\s*$", getattr(Schedule, name).__doc__, flags=re.M)
+    found = [_part("", first)]
+    return found + [_part(more[i], more[i + 1]) for i in range(0, len(more), 2)]
+
+
+def _part(title: str, text: str) -> Part:
+    text = inspect.cleandoc(text.strip("\n") if title else text)
+    summary, *rest = re.split(rf"^({'|'.join(SECTIONS)}):\s*$", text, flags=re.M)
+    sections = {rest[i]: textwrap.dedent(rest[i + 1]).strip() for i in range(0, len(rest), 2)}
+    return Part(title, summary.strip(), sections)
+
+
+def refusals() -> list[Refusal]:
+    """The golden programs, in the order of their names."""
+    return [
+        _refusal(path.name, path.read_text(), path.with_suffix(".txt").read_text())
+        for path in sorted(PROGRAMS.glob("*.py"))
+        if not path.stem.startswith("_")
+    ]
+
+
+def _refusal(file: str, program: str, printed: str) -> Refusal:
+    title = (ast.get_docstring(ast.parse(program)) or "").rstrip(".")
+    body = re.sub(r'\A""".*?"""\s*', "", program, flags=re.S)
+    body = re.sub(r"^from _model import .*\n+", "", body, flags=re.M)
+    found = re.match(r"(\w+Error): (?:(\w+) \()?", printed)
+    legal = re.search(r"^  legal: (.*)", printed, re.M | re.S)
+    kind = found[1] if found and _class(found[1]) else OWN
+    return Refusal(
+        file=file,
+        title=title,
+        kind=kind,
+        directive=(found[2] or "") if found else "",
+        program=body.strip(),
+        printed=printed.rstrip(),
+        legal=" ".join(legal[1].split()) if legal else "",
+    )
+
+
+def _class(name: str) -> type | None:
+    return getattr(piper.errors, name, None) or getattr(piper.cli.program, name, None)
+
+
+def directive_page(name: str, refused: list[Refusal]) -> str:
+    lines = [NOTE, "", f"# {name}", ""]
+    for part in parts_of(name):
+        if part.title:
+            lines += [f"## {part.title}", ""]
+        lines += [part.summary, ""]
+        lines += [] if part.title else ["```python", signature(name), "```", ""]
+        level = "###" if part.title else "##"
+        if "Requires" in part.sections:
+            lines += [f"{level} Requirements", "", *_numbered(part.sections["Requires"]), ""]
+        if "Rewrite" in part.sections:
+            lines += [f"{level} Rewrite", "", "```text", part.sections["Rewrite"], "```", ""]
+        if "Example" in part.sections:
+            lines += [f"{level} Example", "", "```pycon", part.sections["Example"], "```", ""]
+    mine = [item for item in refused if item.directive == name]
+    if mine:
+        lines += [
+            "## Errors",
+            "",
+            "The first line of an error ends in the number of the requirement.",
+            "",
+        ]
+        lines += [f"- [{item.title}](../errors.md#{_anchor(item.title)})" for item in mine]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def signature(name: str) -> str:
+    """`s.place(selector, at, *, stream=None)`."""
+    words = []
+    starred = False
+    for parameter in list(inspect.signature(getattr(Schedule, name)).parameters.values())[1:]:
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            words.append("*")
+            starred = True
+        plain = parameter.replace(annotation=parameter.empty)
+        words.append(str(plain))
+    return f"s.{name}({', '.join(words)})"
+
+
+def _numbered(text: str) -> Iterator[str]:
+    """`1. ...` with the lines that continue an item under its words."""
+    for line in text.splitlines():
+        yield line if re.match(r"\d+\.", line) else f"   {line.strip()}"
+
+
+def index_page() -> str:
+    lines = [
+        NOTE,
+        "",
+        "# Directives",
+        "",
+        "A strategy is a function of a `Schedule` `s`; each method of it is one checked rewrite of the",
+        "logical graph, recorded with the user's line. `where(...)` selects nodes by tag. The examples",
+        'run on a model with two stages (`annotate("PP")`), each with experts (`annotate("EP")`), after',
+        "`mesh = s.mesh(pp=2, dp=2, ep=2)`.",
+        "",
+        "| directive | what it does |",
+        "|---|---|",
+    ]
+    for name in directives():
+        summary = " ".join(parts_of(name)[0].summary.split("\n\n")[0].split())
+        lines.append(f"| [{name}]({name}.md) | {summary} |")
+    return "\n".join([*lines, ""])
+
+
+def errors_page(refused: list[Refusal]) -> str:
+    lines = [
+        NOTE,
+        "",
+        "# Errors",
+        "",
+        "An error says which rule was broken, in which line of your own file, with which nodes, and",
+        "what would be legal. Each program here is a test; those that show no model train the one of",
+        "[_model.py](../tests/error/programs/_model.py): two stages, of which the second has experts.",
+        "",
+    ]
+    order = [*vars(piper.errors), *vars(piper.cli.program), OWN]
+    for kind in sorted({item.kind for item in refused}, key=order.index):
+        known = _class(kind)
+        what = inspect.getdoc(known) if known else "Piper adds the line and gets out of the way."
+        lines += [f"## {kind}", "", what or "", ""]
+        for item in (item for item in refused if item.kind == kind):
+            lines += [f"### {item.title}", ""]
+            lines += [f"[{item.file}](../tests/error/programs/{item.file})", ""]
+            lines += ["```python", item.program, "```", ""]
+            lines += ["```text", item.printed, "```", ""]
+            lines += [f"How to fix: {item.legal}", ""] if item.legal else []
+    shown = {item.kind for item in refused}
+    others = [name for name, known in vars(piper.errors).items() if _is_error(known)]
+    lines += ["## Others", "", "| error | meaning |", "|---|---|"]
+    for name in others:
+        if name not in shown:
+            lines.append(f"| {name} | {(inspect.getdoc(_class(name)) or '').splitlines()[0]} |")
+    return "\n".join([*lines, ""])
+
+
+def _is_error(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, piper.errors.PiperError)
+
+
+def _anchor(title: str) -> str:
+    """How a heading is linked to."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def pages() -> dict[str, str]:
+    """All generated pages by their path under docs/."""
+    refused = refusals()
+    found = {f"directives/{name}.md": directive_page(name, refused) for name in directives()}
+    found["directives/README.md"] = index_page()
+    found["errors.md"] = errors_page(refused)
+    return found
+
+
+def main() -> int:
+    found = pages()
+    (DOCS / "directives").mkdir(exist_ok=True)
+    for stale in DOCS.glob("directives/*.md"):
+        if str(stale.relative_to(DOCS)) not in found:
+            stale.unlink()
+    for path, text in found.items():
+        (DOCS / path).write_text(text)
+    print(f"wrote {len(found)} pages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""The plan checker: what is proved of a plan before a run, each failure with a witness."""
+
+from piper.check.parties import Party, World, compressed, expanded
+from piper.check.problem import Problem
+from piper.check.prove import PROOFS, check_plan, problems
+from piper.check.report import Report
+
+__all__ = [
+    "PROOFS",
+    "Party",
+    "Problem",
+    "Report",
+    "World",
+    "check_plan",
+    "compressed",
+    "expanded",
+    "problems",
+]

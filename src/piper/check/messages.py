@@ -1,0 +1,86 @@
+"""messages: between two parties, on one stream, the n-th recv takes exactly the n-th send."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from piper.check.parties import Party, World
+from piper.check.problem import Problem, problem
+from piper.plan.types import Slot
+
+At = tuple[Party, int]
+Channel = tuple[int, int, int]  # sender, receiver, stream
+
+
+def messages(world: World) -> Iterator[Problem]:
+    """Sends and recvs that differ in number, order, key, shape or dtype."""
+    sent, received, lost = channels(world)
+    for at in lost:
+        task = at[0].tasks[at[1]]
+        yield problem(world, "messages", f"{task.name} has no peer: its group is no pair", at)
+    for channel in sorted(sent.keys() | received.keys()):
+        yield from _compare(world, channel, sent.get(channel, []), received.get(channel, []))
+
+
+def channels(
+    world: World,
+) -> tuple[dict[Channel, list[At]], dict[Channel, list[At]], list[At]]:
+    """Per channel its sends and its recvs in dispatch order; and tasks whose group is no pair."""
+    sent: dict[Channel, list[At]] = defaultdict(list)
+    received: dict[Channel, list[At]] = defaultdict(list)
+    lost: list[At] = []
+    for party in world.parties:
+        for index, task in enumerate(party.tasks):
+            if task.kind not in ("send", "recv"):
+                continue
+            members = party.groups[task.group]
+            group = world.group(task)
+            if len(group.slices) != 2 or group.over or party.number not in members:
+                lost.append((party, index))
+                continue
+            peer = members[0] if members[1] == party.number else members[1]
+            if task.kind == "send":
+                sent[party.number, peer, task.stream].append((party, index))
+            else:
+                received[peer, party.number, task.stream].append((party, index))
+    return sent, received, lost
+
+
+def _compare(
+    world: World, channel: Channel, sent: list[At], received: list[At]
+) -> Iterator[Problem]:
+    names = {party.number: party.label for party in world.parties}
+    where = f"{names[channel[0]]} to {names[channel[1]]}"
+    for one, other in zip(sent, received, strict=False):
+        send, recv = one[0].tasks[one[1]], other[0].tasks[other[1]]
+        if send.key != recv.key:
+            text = f"{where}: {send.name} meets {recv.name}: sends in another order than receives"
+            yield problem(world, "messages", text, one, other)
+            return  # everything after it is shifted
+        out, into = one[0].slots[send.reads[0]], other[0].slots[recv.writes[0]]
+        if not same_tensor(out, into):
+            text = f"{where}: {send.name} sends {show(out)}, {recv.name} expects {show(into)}"
+            yield problem(world, "messages", text, one, other)
+    for at in sent[len(received) :]:
+        name = at[0].tasks[at[1]].name
+        yield problem(world, "messages", f"{where}: nobody receives {name}", at)
+    for at in received[len(sent) :]:
+        name = at[0].tasks[at[1]].name
+        yield problem(world, "messages", f"{where}: nobody sends what {name} waits for", at)
+
+
+def same_tensor(one: Slot, other: Slot) -> bool:
+    """Equal shape and dtype; a dim that depends on the data only has the same bound."""
+    if one.dtype != other.dtype or len(one.shape) != len(other.shape):
+        return False
+    if one.bound is not None or other.bound is not None:
+        return one.bound == other.bound and one.shape[1:] == other.shape[1:]
+    return one.shape == other.shape
+
+
+def show(slot: Slot) -> str:
+    dims = [str(d) for d in slot.shape]
+    if slot.bound is not None:
+        dims[0] = f"<={slot.bound}"
+    return f"{slot.dtype}[{', '.join(dims)}]"

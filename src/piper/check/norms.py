@@ -1,0 +1,146 @@
+"""norms: what updates divide by and clip with is summed over everything, and known before it is used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from piper.check.parties import Party, World
+from piper.check.problem import Problem, problem
+from piper.plan.types import Task
+
+
+def norms(world: World) -> Iterator[Problem]:
+    """Counts, norms and results that are not totals; norms that miss a gradient or count one twice;
+    updates that are clipped differently, or never settled."""
+    for party in world.distinct:
+        yield from _totals(world, party)
+        yield from _settled(world, party)
+    yield from _clips(world)
+    yield from _weights(world)
+
+
+def _totals(world: World, party: Party) -> Iterator[Problem]:
+    for name, slot in party.results.items():
+        yield from _total(world, party, len(party.tasks), slot, f"the result {name}")
+    for index, task in enumerate(party.tasks):
+        if task.kind in ("update", "settle"):
+            for slot in _divisors(task):
+                yield from _total(world, party, index, slot, f"the divisor of {task.name}")
+            if task.clip is not None:
+                what = f"the norm of {task.name}"
+                yield from _total(world, party, index, task.reads[-1], what)
+                yield from _norm(world, party, index, task)
+
+
+def _divisors(task: Task) -> tuple[int, ...]:
+    """The slots with the count: after the gradient, before the norm; a settle has it before the norm."""
+    if task.count is not None:
+        return ()
+    if task.kind == "settle":
+        return task.reads[-2:-1]
+    return task.reads[1:-1] if task.clip is not None else task.reads[1:]
+
+
+def _total(world: World, party: Party, index: int, slot: int, what: str) -> Iterator[Problem]:
+    """A number is the same everywhere only if its writer has summed it over everything."""
+    group = world.everything
+    by = world.local(party).writer_before(slot, index)
+    if by < 0 or group.size(world.plan.mesh) == 1:
+        return
+    task = party.tasks[by]
+    if task.kind != "all_reduce" or world.group(task) != group:
+        where = f", but over {world.group(task)}" if task.group >= 0 else ""
+        text = f"{what} is not summed over all ranks{where}"
+        yield problem(world, "updates", text, (party, by), facts=(f"all ranks are {group}",))
+
+
+def _norm(world: World, party: Party, index: int, task: Task) -> Iterator[Problem]:
+    """The norm is of all gradients of the party, as they are when updates use them."""
+    local = world.local(party)
+    total, end = task.reads[-1], index
+    by = local.writer_before(total, end)
+    if by >= 0 and party.tasks[by].kind == "all_reduce":
+        total, end = party.tasks[by].reads[0], by
+    squares: dict[int, list[int]] = {}  # bucket -> the tasks that square its gradient
+    for add in local.writers.get(total, []):
+        for slot in party.tasks[add].reads if party.tasks[add].kind == "add" and add < end else ():
+            by = local.writer_before(slot, add)
+            if by >= 0 and party.tasks[by].kind == "norm":
+                bucket_number = party.slots[party.tasks[by].reads[0]].bucket
+                squares.setdefault(bucket_number, []).append(by)
+    for number, bucket in world.buckets_at(party.slice):
+        found = squares.get(number, [])
+        if len(found) != 1:
+            how = f"has the gradient of bucket {bucket.name} {len(found)} times"
+            text = f"the norm of {task.name} {how}"
+            yield problem(world, "updates", text, *((party, i) for i in (index, *found)))
+            continue
+        (by,) = found
+        slot = party.tasks[by].reads[0]
+        late = [w for w in local.writers.get(slot, []) if w > by and not _steps(party.tasks[w])]
+        early = [w for w in local.writers.get(slot, []) if w < by and _steps(party.tasks[w])]
+        if late:
+            text = f"{party.tasks[by].name} reads {party.slots[slot].name} before it is whole"
+            yield problem(world, "updates", text, (party, by), (party, late[0]))
+        if early:
+            text = f"{party.tasks[by].name} reads {party.slots[slot].name} after it was divided"
+            yield problem(world, "updates", text, (party, by), (party, early[0]))
+
+
+def _steps(task: Task) -> bool:
+    return task.kind in ("update", "settle")
+
+
+def _settled(world: World, party: Party) -> Iterator[Problem]:
+    """A late update is settled, and nobody reads its parameters in between."""
+    local = world.local(party)
+    settles: dict[int, list[int]] = {}
+    for index, task in enumerate(party.tasks):
+        if task.kind == "settle":
+            settles.setdefault(task.bucket, []).append(index)
+    for index, task in enumerate(party.tasks):
+        if task.kind != "update":
+            continue
+        found = [i for i in settles.get(task.bucket, []) if i > index]
+        if len(found) != int(task.late) or len(settles.get(task.bucket, [])) != len(found):
+            why = "is not settled once" if task.late else "is settled but not late"
+            yield problem(world, "updates", f"{task.name} {why}", (party, index))
+            continue
+        for slot in task.writes if task.late else ():
+            between = [r for r in local.readers.get(local.root[slot], []) if index < r < found[0]]
+            if between:
+                text = f"{party.tasks[between[0]].name} reads what {task.name} wrote, unsettled"
+                yield problem(world, "updates", text, (party, between[0]), (party, found[0]))
+
+
+def _clips(world: World) -> Iterator[Problem]:
+    """All updates are clipped alike."""
+    found: dict[float | None, tuple[Party, int]] = {}
+    for party in world.parties:
+        for index, task in enumerate(party.tasks):
+            if task.kind == "settle" or (task.kind == "update" and not task.late):
+                found.setdefault(task.clip, (party, index))
+    if len(found) > 1:
+        text = f"updates are clipped at {', '.join(map(str, found))}"
+        yield problem(world, "updates", text, *found.values())
+
+
+def _weights(world: World) -> Iterator[Problem]:
+    """Each gradient counts once in the norm, however many ranks hold it."""
+    mesh = world.plan.mesh
+    weight: dict[int, float] = {}
+    for party in world.distinct:
+        for task in party.tasks:
+            if task.kind == "norm":
+                for slot, share in zip(task.reads, task.weights, strict=True):
+                    number = party.slots[slot].bucket
+                    if party.slots[slot].kind != "grad":
+                        yield Problem("updates", f"{task.name} is of {party.slots[slot].name} too")
+                        continue
+                    copies = mesh.size_of(world.plan.buckets[number].copies)
+                    weight[number] = weight.get(number, 0.0) + share * copies
+    for number, total in weight.items():
+        if not math.isclose(total, 1.0, rel_tol=1e-9):
+            name = world.plan.buckets[number].name
+            yield Problem("updates", f"the gradient of bucket {name} counts {total:g} times")

@@ -1,0 +1,125 @@
+"""peak: one party's slots and tasks in; the most bytes that are alive at once, by category, out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from piper.check.parties import Party, World
+from piper.ir.values import Value, accumulation_dtype, dtype_bytes
+from piper.plan.types import PERSISTENT, Optimizer, Slot
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes on one rank when most are alive: by category, at which task, and the largest slots."""
+
+    label: str
+    num_ranks: int
+    total: int
+    by_category: dict[str, int]
+    task: int
+    largest: tuple[tuple[int, int], ...]  # (bytes, slot)
+
+
+def peak_of(world: World, party: Party) -> Peak:
+    """In dispatch order, at the bounds of what depends on the data."""
+    ledger = _Ledger(world, party)
+    most, at = ledger.total, -1
+    for index in range(len(party.tasks)):
+        ledger.start(index)
+        if ledger.total > most:
+            most, at = ledger.total, index
+        ledger.end(index)
+    ledger = _Ledger(world, party)  # again, up to the peak, to see what is alive there
+    for index in range(at + 1):
+        ledger.start(index)
+        if index < at:
+            ledger.end(index)
+    return Peak(
+        party.label, party.num_ranks, most, ledger.by_category(), at, tuple(ledger.largest()[:5])
+    )
+
+
+class _Ledger:
+    """What is alive on a rank of a party while its tasks pass."""
+
+    def __init__(self, world: World, party: Party) -> None:
+        self.party = party
+        self.root = world.local(party).root
+        self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
+        self.alive = [s.kind in (*PERSISTENT, "batch", "key") for s in party.slots]
+        self.optimizer = 0
+        self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
+        for task in party.tasks:
+            if task.kind == "update":
+                written = [party.slots[s] for s in task.writes[:-1]]
+                self.optimizer += sum(state_bytes(s, world.plan.optimizer) for s in written)
+                if task.late:
+                    kept = sum(_kept_bytes(s, world.plan.optimizer) for s in written)
+                    self.late[task.bucket] = kept
+        self.total = self.optimizer + sum(
+            b for b, a in zip(self.size, self.alive, strict=True) if a
+        )
+
+    def start(self, index: int) -> None:
+        task = self.party.tasks[index]
+        for slot in task.writes:
+            root = self.root[slot]
+            if not self.alive[root]:
+                self.alive[root] = True
+                self.total += self.size[root]
+        if task.kind == "update" and task.late:
+            self._keep(self.late[task.bucket])
+
+    def end(self, index: int) -> None:
+        task = self.party.tasks[index]
+        for slot in task.frees:
+            if self.alive[slot]:
+                self.alive[slot] = False
+                self.total -= self.size[slot]
+        if task.kind == "settle":
+            self._keep(-self.late.get(task.bucket, 0))
+
+    def _keep(self, size: int) -> None:
+        self.optimizer += size
+        self.total += size
+
+    def by_category(self) -> dict[str, int]:
+        found = dict.fromkeys(CATEGORIES, 0)
+        found["optimizer"] = self.optimizer
+        for size, slot in self.largest():
+            found[self.party.slots[slot].memory] += size
+        return found
+
+    def largest(self) -> list[tuple[int, int]]:
+        """(bytes, slot) of all that is alive, largest first."""
+        found = [(self.size[i], i) for i, alive in enumerate(self.alive) if alive and self.size[i]]
+        return sorted(found, reverse=True)
+
+
+def slot_bytes(slot: Slot) -> int:
+    if slot.kind == "host":
+        return 0
+    return Value(slot.name, "activation", slot.shape, slot.dtype, bound=slot.bound).bound_nbytes
+
+
+def state_bytes(slot: Slot, optimizer: Optimizer) -> int:
+    """What the optimizer keeps for a parameter: its averages, and a master of a narrow one."""
+    wide = accumulation_dtype(slot.dtype)
+    copies = _copies(optimizer) + (wide != slot.dtype)
+    return math.prod(slot.shape) * dtype_bytes(wide) * copies
+
+
+def _kept_bytes(slot: Slot, optimizer: Optimizer) -> int:
+    """What a late update keeps until it is settled: parameters and averages as they were."""
+    wide = accumulation_dtype(slot.dtype)
+    return math.prod(slot.shape) * dtype_bytes(wide) * (1 + _copies(optimizer))
+
+
+def _copies(optimizer: Optimizer) -> int:
+    if optimizer.name in ("Adam", "AdamW"):
+        return 3 if optimizer.options.get("amsgrad") else 2
+    return 1 if optimizer.options.get("momentum") else 0

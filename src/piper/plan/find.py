@@ -1,0 +1,40 @@
+"""Tasks by name: a plan and a task's name, or its start or end, in; where that task stands out."""
+
+from __future__ import annotations
+
+from piper.errors import PlanError, did_you_mean
+from piper.plan.types import Plan, RankClass
+
+_SHOWN = 5
+
+
+def find_tasks(plan: Plan, name: str) -> list[tuple[RankClass, int]]:
+    """Each class with the task's index in it; raises if no task or several are meant."""
+    names = list(dict.fromkeys(task.name for found in plan.classes for task in found.tasks))
+    meant = _meant(names, name)
+    return [
+        (found, index)
+        for found in plan.classes
+        for index, task in enumerate(found.tasks)
+        if task.name == meant
+    ]
+
+
+def _meant(names: list[str], name: str) -> str:
+    if name in names:
+        return name
+    matches = [known for known in names if name and known.startswith(name)]
+    matches = matches or [known for known in names if name and known.endswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        more = [f"and {len(matches) - _SHOWN} more"] if len(matches) > _SHOWN else []
+        raise PlanError(
+            f"{len(matches)} tasks are called {name}...",
+            details=[*matches[:_SHOWN], *more],
+            legal="a name, start or end that only one task has",
+        )
+    raise PlanError(
+        f"no task is called {name!r}{did_you_mean(name, names)}",
+        legal="a name that `piper plan FILE.py --tasks` shows",
+    )

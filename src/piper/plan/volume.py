@@ -1,0 +1,40 @@
+"""What a class of ranks holds and sends: bytes per kind of slot, communication per stream and kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from piper.ir.values import Value
+from piper.plan.summary import slot_bytes
+from piper.plan.types import Plan, RankClass, Slot, Task
+
+COMMUNICATION = ("send", "recv", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+
+def held_bytes(found: RankClass) -> dict[str, int]:
+    """Bytes of all slots of each kind, at their bounds."""
+    total: Counter[str] = Counter()
+    for slot in found.slots:
+        total[slot.kind] += slot_bytes(slot)
+    return dict(total)
+
+
+def communication(plan: Plan, found: RankClass) -> dict[tuple[str, str], tuple[int, int]]:
+    """(stream, kind) -> messages and bytes of one rank, as far as sizes are known before a run."""
+    total: dict[tuple[str, str], tuple[int, int]] = {}
+    for task in found.tasks:
+        if task.kind in COMMUNICATION:
+            at = plan.streams[task.stream].name, task.kind
+            messages, size = total.get(at, (0, 0))
+            total[at] = messages + 1, size + message_bytes(found, task)
+    return total
+
+
+def message_bytes(found: RankClass, task: Task) -> int:
+    """What a communication leaves on this rank, or takes from it if it leaves nothing."""
+    slots = [found.slots[slot] for slot in task.writes or task.reads]
+    return sum(map(_expected_bytes, slots))
+
+
+def _expected_bytes(slot: Slot) -> int:
+    return Value(slot.name, "activation", slot.shape, slot.dtype).nbytes

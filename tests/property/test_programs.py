@@ -1,0 +1,86 @@
+"""Random programs: legal ones train like one device, illegal ones are refused with their line.
+
+`make fuzz` runs more of them, other ones each time; PIPER_FUZZ is their number. A failure prints the
+program. With PIPER_FUZZ_SHRINK=1 Hypothesis draws every choice itself and makes a failing program
+small; else it draws seeds, which gives more different programs.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+from piper.errors import PiperError
+from piper.train.verify import compare
+
+from .coverage import combination, cover
+from .models import batches, make, reference_of, spec_of
+from .programs import FILE, random_strategy
+from .violations import VIOLATIONS, random_violation
+
+EXAMPLES = int(os.environ.get("PIPER_FUZZ", "0"))
+SHRINK = bool(os.environ.get("PIPER_FUZZ_SHRINK"))
+FIRST = int(os.environ.get("PIPER_FUZZ_MODELS", "0"))  # the number of the first model
+SPECS = [spec_of(FIRST + number) for number in range(40 if EXAMPLES else 8)]
+ROWS = () if EXAMPLES else (2, 4)  # few sizes of microbatches: each costs a trace of all bodies
+
+RANDOM = st.randoms(use_true_random=not SHRINK)
+
+
+def profile(examples: int) -> settings:
+    return settings(
+        max_examples=EXAMPLES or examples,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate, *([Phase.shrink] if SHRINK else [])],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@pytest.mark.timeout(0 if EXAMPLES else 600)
+@profile(40)
+@given(RANDOM)
+def test_a_legal_program_trains_like_one_device(rng: Random) -> None:
+    strategy = random_strategy(rng, SPECS, ROWS)
+    note(repr(strategy))
+    cover("legal", strategy)
+    job = strategy.lower()
+    reference = reference_of(strategy.spec, job)
+    with job.launch("loopback", adversary=True, seed=rng.randrange(100)) as run:
+        errors = compare(run, batches(), reference)
+        names = set(run.parameters())
+    assert errors.exact, errors
+    assert names == {name for name, _ in make(strategy.spec).named_parameters()}
+
+
+@pytest.mark.timeout(0 if EXAMPLES else 600)
+@profile(80)
+@given(RANDOM)
+def test_an_illegal_program_is_refused_with_its_line(rng: Random) -> None:
+    program = random_violation(random_strategy(rng, SPECS, ROWS), rng)
+    note(repr(program))
+    cover("illegal", program.strategy, f"violation {program.kind}")
+    with pytest.raises(PiperError) as caught:
+        program.strategy.lower()
+    error = caught.value
+    assert error.call is not None and error.call.source is not None, error
+    assert error.call.source.file == FILE, error
+    assert error.call.source.line in program.source_lines, error
+    assert f"{os.path.basename(FILE)}:{error.call.source.line}" in str(error)
+
+
+def test_programs_differ() -> None:
+    """Seeds give different programs, and nearly every kind of violation."""
+    rng = Random(0)
+    combinations, violations = set(), set()
+    for _ in range(150):
+        strategy = random_strategy(rng, SPECS, ROWS)
+        combinations.add(combination(strategy))
+        violations.add(random_violation(strategy, rng).kind)
+    assert len(combinations) > 120
+    assert len(violations) > len(VIOLATIONS) - 5
