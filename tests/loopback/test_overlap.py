@@ -1,0 +1,192 @@
+"""Overlap groups: members take turns, and each one's communication is issued before the other's turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from piper import where
+from piper.api.job import Job
+from piper.bodies.routed import Routing
+from piper.directives.schedule import Schedule
+from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk, Comm, Node, Read
+from piper.passes.lower import lower_graph
+from piper.strategies import parallel
+from piper.train.verify import compare, train_one_device
+from tests.zoo import ADAMW, batches_of, program_of
+
+STRATEGY = parallel(pp=2, dp=2, ep=2, microbatches=4, schedule="dualpipev")
+
+
+@cache
+def _job() -> Job:
+    return program_of("deep").apply(STRATEGY).lower(optimizer=ADAMW)
+
+
+@cache
+def _graph_for(device: str) -> Graph:
+    """The dispatch order for a device; bodies are those of the CPU, which orders do not see."""
+    program = program_of("deep").apply(STRATEGY)
+    logical, traced = program._refined(program.graph)
+
+    def bodies(node: Chunk, form: Any, size: int) -> Any:
+        routing = Routing(size, form.counts, form.rows) if form else None
+        code = traced.chunks[node.chunk].code
+        return program.source.bodies.chunk(code, device="cpu", routing=routing)
+
+    specs = {name: value.spec for name, value in traced.values.items()}
+    calls = [record.call for record in program.history]
+    graph, _ = lower_graph(
+        logical, bodies=bodies, specs=specs, flops={}, calls=calls, device=device
+    )
+    return graph
+
+
+def _member(graph: Graph, name: str) -> tuple[Any, ...]:
+    node: Any = graph.nodes[name]
+    return (node.tag("PP"), node.tag("MB"), node.phase == "F")
+
+
+def _sources(graph: Graph, node: Node) -> set[str]:
+    """The chunks whose results reach a node, through anything but chunks."""
+    found: set[str] = set()
+    stack, seen = [node.name], {node.name}
+    while stack:
+        for value in graph.nodes[stack.pop()].inputs:
+            for name in graph.producers.get(value, ()):
+                if isinstance(graph.nodes[name], Chunk):
+                    found.add(name)
+                elif name not in seen:
+                    seen.add(name)
+                    stack.append(name)
+    return found
+
+
+def _positions(graph: Graph) -> dict[str, int]:
+    return {name: index for index, name in enumerate(graph.nodes)}
+
+
+def _issued_behind(graph: Graph, turns: Sequence[str], index: int) -> list[Node]:
+    """Exchanges, sends and reads that a turn makes possible: the others they need came before it."""
+    at = graph.nodes[turns[0]].slice
+    later = set(turns[index + 1 :])
+    position = _positions(graph)
+    found = []
+    for node in graph.nodes.values():
+        talks = isinstance(node, Read) or (
+            isinstance(node, Comm) and node.comm in ("send", "all_to_all")
+        )
+        if not talks or node.slice != at:
+            continue
+        sources = _sources(graph, node)
+        before = {s for s in sources if s not in turns and position[s] < position[turns[0]]}
+        mine = {s for s in sources if s in turns and s not in later}
+        if turns[index] in sources and mine | before == sources:
+            found.append(node)
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_members_take_turns(device: str) -> None:
+    graph = _graph_for(device)
+    assert len(graph.overlaps) >= 2 * 2  # on each rank
+    for turns in graph.overlaps:
+        members = [_member(graph, name) for name in turns]
+        assert len(set(members)) == 2
+        position = _positions(graph)
+        assert sorted(turns, key=position.__getitem__) == list(turns)
+        left = {member: members.count(member) for member in set(members)}
+        for one, other in pairwise(members):
+            left[one] -= 1
+            assert one != other or 0 in left.values()
+
+
+def test_on_cpu_all_communication_goes_before_the_other_ones_turn() -> None:
+    graph = _graph_for("cpu")
+    position = _positions(graph)
+    kinds = set()
+    for turns in graph.overlaps:
+        for index, following in enumerate(turns[1:]):
+            for node in _issued_behind(graph, turns, index):
+                kinds.add(getattr(node, "comm", "read"))
+                assert position[node.name] < position[following], (node.name, following)
+    assert kinds == {"send", "all_to_all", "read"}
+
+
+def test_on_cuda_only_counts_go_before_a_read_that_would_block_dispatch() -> None:
+    """The host read, and the payload whose sizes it reads, come after the other's next chunk."""
+    graph = _graph_for("cuda")
+    position = _positions(graph)
+    early, late = set(), set()
+    for turns in graph.overlaps:
+        for index, following in enumerate(turns[1:]):
+            for node in _issued_behind(graph, turns, index):
+                reads = any(graph.values[v].role == "splits" for v in node.inputs)
+                if isinstance(node, Read) or reads:
+                    late.add(node.name.partition(">")[0])
+                    assert position[node.name] > position[following], (node.name, following)
+                else:
+                    early.add(node.name.partition(">")[0])
+                    assert position[node.name] < position[following], (node.name, following)
+    assert {"counts", "send"} <= early and {"read", "rows0"} <= late
+
+
+def test_the_plan_knows_its_groups() -> None:
+    job = _job()
+    for part in job.plan.classes:
+        assert part.overlaps
+        for group in part.overlaps:
+            tasks = [part.tasks[i] for i in group]
+            assert tasks[0].kind == tasks[-1].kind == "run"
+            assert list(group) == list(range(group[0], group[-1] + 1))
+            assert any(task.kind == "all_to_all" for task in tasks)
+
+
+def test_counts_travel_once_per_region_and_microbatch() -> None:
+    """Rows come back, and gradients travel, by the counts that the forward exchanged."""
+    job = _job()
+    for part in job.plan.classes:
+        regions = {
+            (node.tag("PP"), node.tag("EP"))
+            for node in job.graph.chunks
+            if node.slice == part.slice and node.tag("EP") is not None
+        }
+        exchanges = [task for task in part.tasks if task.kind == "all_to_all"]
+        counts = [t for t in exchanges if part.slots[t.writes[0]].dtype == "int64"]
+        reads = [task for task in part.tasks if task.kind == "read"]
+        assert len(counts) == len(reads) == len(regions) * job.plan.num_microbatches > 0
+        assert len(exchanges) == 5 * len(counts)  # rows there and back, forward and backward
+
+
+def _pairs(ep: int) -> Any:
+    def strategy(s: Schedule) -> None:
+        mesh = s.mesh(ep=ep)
+        s.place(where(), mesh.at())
+        s.replicate(where(EP=None), over="ep")
+        s.shard(where(EP="*"), over="ep")
+        s.split(where(), "MB", 2)
+        first, second = ([where(MB=i, phase=phase) for i in range(2)] for phase in ("F", "B"))
+        s.order([first, second])
+
+    return strategy
+
+
+def test_without_communication_a_group_is_concatenation() -> None:
+    """Taking turns would only keep more alive."""
+    for ep, alternating in ((1, False), (2, True)):
+        job = program_of("moe").apply(_pairs(ep)).lower(optimizer=ADAMW)
+        (group, _) = job.graph.overlaps
+        microbatches = [job.graph.nodes[name].tag("MB") for name in group]
+        half = len(group) // 2
+        if alternating:
+            assert microbatches == [0, 1] * half
+        else:
+            assert microbatches == [0] * half + [1] * half
+        batches = batches_of("moe")[:1]
+        with job.launch("loopback", adversary=True) as run:
+            assert compare(run, batches, train_one_device(job, batches)).exact
