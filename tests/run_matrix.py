@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 import warnings
@@ -19,7 +20,7 @@ from tests.matrix import ALL, AXES, CELLS, LONG, Cell
 from tests.zoo import PIECES, STEPS
 
 PAGE = Path(__file__).parents[1] / "docs" / "parity_matrix.md"
-WORKERS = 2
+WORKERS = os.cpu_count() or 2
 COLUMNS = ("loss", "gradient", "parameter")
 
 
@@ -132,9 +133,10 @@ def _ranks(cell: Cell) -> str:
 def main() -> int:
     begin = time.perf_counter()
     wanted = [cell for cell in (*CELLS, *LONG) if all(w in cell.name for w in sys.argv[1:])]
-    groups: dict[str, list[Cell]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     for cell in sorted(wanted, key=lambda c: (c.model, c.experts, c.zero, c.pp)):
-        groups[cell.program].append(cell)
+        # On many cores a model is traced several times, so that all have work.
+        groups[cell.program, cell.zero if WORKERS > 4 else 0].append(cell)
     largest_first = sorted(groups.values(), key=len, reverse=True)
     with multiprocessing.get_context("spawn").Pool(WORKERS) as pool:
         found = [
