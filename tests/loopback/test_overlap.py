@@ -19,6 +19,8 @@ from piper.strategies import parallel
 from piper.train.verify import compare, train_one_device
 from tests.zoo import ADAMW, batches_of, program_of
 
+pytestmark = pytest.mark.xdist_group("overlap")  # its jobs are made once
+
 STRATEGY = parallel(pp=2, dp=2, ep=2, microbatches=4, schedule="dualpipev")
 
 
