@@ -13,6 +13,8 @@ from piper.strategies import parallel
 from piper.train.verify import Trained, compare, train_one_device
 from tests.zoo import ADAMW, CASES, program_of
 
+pytestmark = pytest.mark.xdist_group("clip")  # its jobs are made once
+
 STEPS = 5
 ONE: dict[str, Any] = {}
 MIXED = {"pp": 2, "dp": 4, "ep": 2}

@@ -23,6 +23,8 @@ from piper.strategies import parallel
 from tests.loopback.storages import unique_bytes
 from tests.zoo import MoE
 
+pytestmark = pytest.mark.xdist_group("gathered")  # its jobs are made once
+
 WIDTH, SEEDS = 8, range(3)
 LAYER = 8 * (WIDTH * WIDTH + WIDTH)  # bytes of the parameters of one layer
 

@@ -11,7 +11,6 @@ import pytest
 
 from piper import where
 from piper.api.job import Job
-from piper.bodies.routed import Routing
 from piper.directives.schedule import Schedule
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm, Node, Read
@@ -19,6 +18,8 @@ from piper.passes.lower import lower_graph
 from piper.strategies import parallel
 from piper.train.verify import compare, train_one_device
 from tests.zoo import ADAMW, batches_of, program_of
+
+pytestmark = pytest.mark.xdist_group("overlap")  # its jobs are made once
 
 STRATEGY = parallel(pp=2, dp=2, ep=2, microbatches=4, schedule="dualpipev")
 
@@ -31,20 +32,13 @@ def _job() -> Job:
 @cache
 def _graph_for(device: str) -> Graph:
     """The dispatch order for a device; bodies are those of the CPU, which orders do not see."""
-    program = program_of("deep").apply(STRATEGY)
-    logical, traced = program._refined(program.graph)
 
-    def bodies(node: Chunk, form: Any, size: int) -> Any:
-        routing = Routing(size, form.counts, form.rows) if form else None
-        code = traced.chunks[node.chunk].code
-        return program.source.bodies.chunk(code, device="cpu", routing=routing)
+    def lower_for(*args: Any, **options: Any) -> Any:
+        return lower_graph(*args, **{**options, "device": device})
 
-    specs = {name: value.spec for name, value in traced.values.items()}
-    calls = [record.call for record in program.history]
-    graph, _ = lower_graph(
-        logical, bodies=bodies, specs=specs, flops={}, calls=calls, device=device
-    )
-    return graph
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("piper.api.program.lower_graph", lower_for)
+        return program_of("deep").apply(STRATEGY).lower().graph
 
 
 def _member(graph: Graph, name: str) -> tuple[Any, ...]:

@@ -19,6 +19,8 @@ from piper.train.verify import compare
 from tests.loopback.storages import live, unique_bytes
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 
+pytestmark = pytest.mark.xdist_group("recompute")  # its jobs are made once
+
 PIPELINES: dict[str, dict[str, Any]] = {
     "one": {"microbatches": 8},
     "gpipe": {"pp": 2, "microbatches": 8, "schedule": "gpipe"},

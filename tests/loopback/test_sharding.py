@@ -18,6 +18,8 @@ from piper.train.verify import train
 from tests.loopback.storages import live, optimizer_tensors, unique_bytes
 from tests.zoo import ADAMW, CASES, batches_of, program_of
 
+pytestmark = pytest.mark.xdist_group("sharding")  # its jobs are made once
+
 LEVELS = (0, 1, 2, 3)
 PADDING = 32  # bytes a parameter: where it begins, and the end of its bucket
 

@@ -24,6 +24,8 @@ from tests.loopback.faults import changed, noticed, without_waits
 from tests.loopback.storages import live, optimizer_tensors
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 
+pytestmark = pytest.mark.xdist_group("traps_of_state")  # its jobs are made once
+
 
 @cache
 def _job(name: str = "deep", **options: Any) -> Job:
