@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.bodies.codec import decode
+from piper.plan.summary import slot_bytes
 from piper.runtime.loopback import Loopback
 from piper.runtime.worker import Worker
 from piper.strategies import parallel
@@ -37,15 +38,8 @@ def _job(name: str, pipeline: str, keep: Any) -> Job:
 
 def _planned(job: Job) -> int:
     """Bytes of all slots that are saved from a forward to a backward."""
-    names = [(s.name, _size(s)) for part in job.plan.classes for s in part.slots]
+    names = [(s.name, slot_bytes(s)) for part in job.plan.classes for s in part.slots]
     return sum(size for name, size in names if name.startswith("$saved."))
-
-
-def _size(slot: Any) -> int:
-    width = {"float64": 8, "int64": 8, "bool": 1}[slot.dtype]
-    for length in slot.shape:
-        width *= length
-    return width
 
 
 def _measured(job: Job, name: str) -> int:

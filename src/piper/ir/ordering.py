@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,10 +44,16 @@ def resolve_orders(graph: Graph, calls: Sequence[Call], *, device: str = "cpu") 
             found.edges += [OrderEdge(a, b, order.origin) for a, b in pairwise(sequence)]
     issued = [e for turns in found.overlaps for e in issue_edges(graph, turns, device=device)]
     if not issued or find_cycle(graph, extra=(*found.edges, *issued)):
-        issued = []
         cycle = find_cycle(graph, extra=tuple(found.edges))
         if cycle:
             _refuse_cycle(graph, cycle, found, calls)
+        if issued:
+            warnings.warn(
+                "groups of an order run one chunk after the other, without putting communication "
+                "behind each other's chunks: it would wait in a circle",
+                stacklevel=2,
+            )
+        issued = []
     found.edges += issued
     return msgspec.structs.replace(graph, edges=tuple(found.edges), overlaps=tuple(found.overlaps))
 
