@@ -34,6 +34,8 @@ class Spec:
     tagged: bool
     mean: bool
     random_experts: bool = False  # dropout among experts, which may not be sharded
+    returns: bool = False  # the head belongs to the first stage
+    frozen_embed: bool = False
 
     @property
     def num_stages(self) -> int:
@@ -42,7 +44,7 @@ class Spec:
     @property
     def features(self) -> frozenset[str]:
         found = {*self.kinds, "mean" if self.mean else "counted"}
-        for name in ("skips", "ties", "sides", "tied_head"):
+        for name in ("skips", "ties", "sides", "tied_head", "returns", "frozen_embed"):
             found |= {name} if getattr(self, name) else set()
         if self.random_experts and "moe" in self.kinds:
             found.add("random_experts")
@@ -80,7 +82,9 @@ def spec_of(number: int) -> Spec:
         tied_head=rng.random() < 0.3,
         tagged=number % 4 != 3,
         mean=rng.random() < 0.6,
-        random_experts=rng.random() < 0.15,
+        random_experts=number % 16 == 4,
+        returns=number % 4 != 3 and rng.random() < 0.15,
+        frozen_embed=rng.random() < 0.2,
     )
 
 
@@ -172,6 +176,8 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if spec.tied_head:
             self.head.weight = self.embed.weight
+        if spec.frozen_embed:
+            self.embed.weight.requires_grad_(False)
         for one, other in spec.ties:
             self.stages[other].linear.weight = self.stages[one].linear.weight
 
@@ -186,9 +192,13 @@ class Model(nn.Module):
                     x, side = self._stage(number, stage, inputs, side, batch["route"])
             else:
                 x, side = self._stage(number, stage, inputs, side, batch["route"])
-        if side is not None:
-            x = x + self.embed(side[0])
-        return self.head(x)
+        if self.spec.returns:
+            with piper.annotate("PP", 0):
+                return self._end(x, side)
+        return self._end(x, side)
+
+    def _end(self, x: Tensor, side: tuple[Tensor, Tensor] | None) -> Tensor:
+        return self.head(x if side is None else x + self.embed(side[0]))
 
     def _stage(
         self,

@@ -20,7 +20,7 @@ from piper.directives.schedule import Schedule
 from piper.errors import ScheduleError
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
-from piper.schedules import SCHEDULES, Table, schedule, takes_stages_per_rank
+from piper.schedules import SCHEDULES, Table, from_rows, schedule, takes_stages_per_rank
 
 from .models import ADAMW, BATCH, Spec, program_of
 
@@ -98,6 +98,19 @@ class Strategy:
 def random_strategy(rng: Random, specs: Sequence[Spec], rows: Sequence[int] = ()) -> Strategy:
     """A legal strategy for one of the models; `rows` a rank may have in a microbatch (all if empty)."""
     return _Build(rng, rng.choice(specs), rows).strategy()
+
+
+def with_communication(rng: Random, strategy: Strategy) -> Strategy:
+    """The strategy with one more order that names communication: it may not be possible."""
+    split = [line.code.split('"')[1] for line in strategy.lines if line.kind == "split"]
+    words = []
+    for _ in range(rng.randint(2, 3)):
+        tags = [f"{tag}={rng.randrange(2)}" for tag in split if rng.random() < 0.7]
+        tags += [f"PP={rng.randrange(strategy.num_stages)}"] if strategy.num_stages else []
+        kind = rng.choice(("send", "recv", "all_to_all", "reduce_scatter", "all_gather", "*"))
+        named = [f"comm={kind!r}", f"comm={kind!r}", "phase='F'", "phase='B'"]
+        words.append(f"where({', '.join([*tags, rng.choice(named)])})")
+    return strategy.with_lines([*strategy.lines, line(f"s.order([{', '.join(words)}])")])
 
 
 class _Build:
@@ -197,7 +210,9 @@ class _Build:
         liked = [m for m in options if not self.rows or BATCH // (ranks * m) in self.rows]
         microbatches = self.one_of(liked or options)
         fitting = []
-        if self.parts > 1 and len(self.place_axes) == 1:
+        # A stage that runs twice is no stage of a table.
+        if self.parts > 1 and len(self.place_axes) == 1 and not self.spec.returns:
+            kinds += ["own table"]
             fitting = _tables(self.parts, microbatches, self.num_stages)
             kinds += ["table"] * 4 if fitting else []
         self.kind = self.one_of(kinds)
@@ -207,6 +222,8 @@ class _Build:
             self.table = self.one_of(fitting)
             directions = self.table.num_directions
             self.facts.add(f"table {self.table.name}")
+        elif self.kind == "own table":
+            self.table = self._own_table(microbatches)
         elif microbatches % 2 == 0 and self.chance(25):
             directions = 2
         self.directed = directions > 1
@@ -237,6 +254,29 @@ class _Build:
         return ""
 
     # Where it runs
+
+    def _own_table(self, microbatches: int) -> Table:
+        """A table whose rows agree with a random topological order of all actions."""
+        stages = self.rng.randint(self.parts, self.num_stages)
+        rank_of = self.rng.sample(range(self.parts), self.parts)
+        rank_of = [*rank_of, *self.rng.choices(range(self.parts), k=stages - self.parts)]
+        waiting = []
+        for microbatch in range(microbatches):
+            whole = [self.chance(60) for _ in range(stages)]
+            forwards = [(stage, "F", microbatch) for stage in range(stages)]
+            backwards = [
+                (stage, "B" if whole[stage] else "I", microbatch) for stage in range(stages)
+            ]
+            waiting.append([*forwards, *reversed(backwards)])
+        rows: list[list[str]] = [[] for _ in range(self.parts)]
+        while waiting:
+            chain = self.rng.choice(waiting)
+            stage, kind, microbatch = chain.pop(0)
+            rows[rank_of[stage]].append(f"{stage}{kind}{microbatch}")
+            if kind == "I":  # its other half comes at any time after it
+                chain.insert(self.rng.randint(0, len(chain)), (stage, "W", microbatch))
+            waiting = [chain for chain in waiting if chain]
+        return from_rows([",".join(row) for row in rows], name="own")
 
     def _order_table(self, table: Table) -> None:
         regions = list(range(self.num_stages))
@@ -312,7 +352,7 @@ class _Build:
             and self.spec.experts % math.prod(map(self.sizes.get, self.data)) == 0
         ):
             fitting.append(self.data)
-        if not has or not fitting or self.spec.random_experts or not self.chance(70):
+        if not has or not fitting or self.spec.random_experts or not self.chance(85):
             return
         self.sharded = self.one_of(fitting)
         if any(self.sizes[axis] > 1 for axis in self.sharded):

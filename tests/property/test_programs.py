@@ -19,7 +19,7 @@ from piper.train.verify import compare
 
 from .coverage import combination, cover
 from .models import batches, make, reference_of, spec_of
-from .programs import FILE, random_strategy
+from .programs import FILE, random_strategy, with_communication
 from .violations import VIOLATIONS, random_violation
 
 EXAMPLES = int(os.environ.get("PIPER_FUZZ", "0"))
@@ -56,6 +56,26 @@ def test_a_legal_program_trains_like_one_device(rng: Random) -> None:
         names = set(run.parameters())
     assert errors.exact, errors
     assert names == {name for name, _ in make(strategy.spec).named_parameters()}
+
+
+@pytest.mark.timeout(0 if EXAMPLES else 600)
+@profile(20)
+@given(RANDOM)
+def test_an_order_of_communication_is_refused_with_its_line_or_right(rng: Random) -> None:
+    strategy = with_communication(rng, random_strategy(rng, SPECS, ROWS))
+    note(repr(strategy))
+    try:
+        job = strategy.lower()
+    except PiperError as error:
+        last = strategy.source_line(len(strategy.lines) - 1)
+        lines = [strategy.source_line(index) for index in strategy.lines_of("order")]
+        assert error.call is not None and error.call.source is not None, error
+        assert error.call.source.line in (lines if "contradict" in str(error) else [last]), error
+        return
+    cover("legal", strategy, "order of communication")
+    with job.launch("loopback", adversary=True, seed=rng.randrange(100)) as run:
+        errors = compare(run, batches(), reference_of(strategy.spec, job))
+    assert errors.exact, errors
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 600)
