@@ -139,7 +139,9 @@ def main() -> None:
         DOCS.write_text(
             "# Compile speed\n\nDualPipeV with experts over 2 ranks, data parallelism and ZeRO-"
             f"{options.zero}; times of directives, passes, checks and\nemission after tracing, on one "
-            "core. Made by `python benchmarks/compile_speed.py --write`.\n\n" + "\n".join(lines) + "\n"
+            "core. Made by `python benchmarks/compile_speed.py --write`.\n\n"
+            + "\n".join(lines)
+            + "\n"
         )
 
 
