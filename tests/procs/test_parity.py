@@ -18,7 +18,7 @@ def _cell(number: int) -> Cell:
     return Cell(number % len(ZERO), SCHEDULE[number % len(SCHEDULE)], experts, model, dp=2)
 
 
-CASES = [_cell(number) for number in range(22)]
+CASES = [_cell(number) for number in range(24)]
 OTHERS = [
     (2, "integers", "pp2", "1f1b"),
     (2, "counted", "ep2", "none"),
