@@ -69,3 +69,21 @@ def test_groups_are_numbered_as_in_their_own_order(program: piper.Program) -> No
 
     text = _refused(program, strategy)
     assert "group 1  B[PP=0,MB=0]  needs  F[PP=0,MB=0]  of group 2" in text
+
+
+def test_slices_that_differ_are_refused_where_they_are_placed(program: piper.Program) -> None:
+    def shapes(s: Schedule) -> None:
+        mesh = s.mesh(pp=2, dp=1)
+        s.place(where(PP=0), mesh.at(pp=0))
+        s.place(where(PP=1), mesh.at(dp=0))
+
+    def phases(s: Schedule) -> None:
+        mesh = s.mesh(pp=2)
+        s.place(where(PP=0), mesh.at(pp=0))
+        s.place(where(PP=1, phase="F"), mesh.at(pp=1))
+        s.place(where(PP=1, phase="B"), mesh.at(pp=0))
+
+    assert "slices of unequal shape: pp=0 and dp=0" in _refused(program, shapes)
+    assert "F[PP=1] and B[PP=1] have pp=1 and pp=0" in _refused(program, phases)
+    for strategy in (shapes, phases):
+        assert _refused(program, strategy).startswith("place (")

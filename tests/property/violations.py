@@ -275,7 +275,7 @@ def _unequal_slices(strategy: Strategy, rng: Random) -> Found:
     old = strategy.lines[index].code.split("mesh.at", 1)[1]
     found = _exchange(strategy, index, f"mesh.at{old}", "mesh.at())")
     assert found is not None
-    return found[0], (index, *found[0].lines_of("mesh"))
+    return found[0], found[0].lines_of("place")
 
 
 @_violation

@@ -18,10 +18,10 @@ def complete(graph: Graph, calls: Sequence[Call]) -> Graph:
     """Every chunk on one slice, every axis of it owned once, all slices alike, all orders possible."""
     mesh_call = next((call for call in calls if call.name == "mesh"), Call("strategy"))
     graph = _place_the_rest(graph, mesh_call)
-    _check_slices(graph, mesh_call)
+    _check_slices(graph, calls, mesh_call)
     for node in graph.chunks:
         _check_axes(graph, node, calls, mesh_call)
-        _check_backward(graph, node, mesh_call)
+        _check_backward(graph, node, _placing(node, calls) or mesh_call)
     resolve_orders(graph, calls)  # raises if one is impossible; the edges come with the Comms
     return graph
 
@@ -44,14 +44,22 @@ def _place_the_rest(graph: Graph, call: Call) -> Graph:
     return graph.replacing(changed)
 
 
-def _check_slices(graph: Graph, call: Call) -> None:
-    slices = list(dict.fromkeys(node.slice or Slice() for node in graph.nodes.values()))
+def _placing(node: Node, calls: Sequence[Call]) -> Call | None:
+    """The directive that placed a node."""
+    return calls[node.origin] if node.origin >= 0 else None
+
+
+def _check_slices(graph: Graph, calls: Sequence[Call], call: Call) -> None:
+    placed: dict[Slice, Node] = {}
+    for node in graph.nodes.values():
+        placed.setdefault(node.slice or Slice(), node)
+    slices = list(placed)
     first = slices[0]
     for other in slices:
         if graph.mesh.free(other) != graph.mesh.free(first):
             raise PlaceError(
                 f"slices of unequal shape: {first} and {other}",
-                call=call,
+                call=_placing(placed[other], calls) or call,
                 legal="slices that fix the same axes of the mesh",
             )
     wanted = graph.mesh.size_of(tuple(axis for axis in graph.mesh.names if axis in first.axes))
