@@ -1,7 +1,6 @@
 """Compile speed: DualPipeV with experts, data parallelism and ZeRO, from hundreds to 200,000 nodes.
 
-Times are those of directives, passes, checks and the plan's bytes, after tracing and the making of bodies.
-Prints a table; with `--write` also into docs/compile_speed.md.
+Times are those of directives, passes and proofs, after tracing and the making of bodies. Prints a table; with `--write` also into docs/compile_speed.md.
 """
 
 from __future__ import annotations
@@ -138,10 +137,10 @@ def main() -> None:
     if options.write:
         DOCS.write_text(
             "# Compile speed\n\nDualPipeV with experts over 2 ranks, data parallelism and ZeRO-"
-            f"{options.zero}; times of directives, passes, checks and\nemission after tracing, on one "
-            "core. Made by `python benchmarks/compile_speed.py --write`.\n\n"
-            + "\n".join(lines)
-            + "\n"
+            f"{options.zero}: CPU seconds of directives, passes and proofs\nafter tracing, with torch "
+            f"{torch.__version__}. Made by `python benchmarks/compile_speed.py --write`. The last rows\n"
+            "differ in the number of ranks alone. Peak memory is that of the process so far, torch "
+            "included.\n\n" + "\n".join(lines) + "\n"
         )
 
 
