@@ -1,6 +1,7 @@
 """Compile speed: DualPipeV with experts, data parallelism and ZeRO, from hundreds to 200,000 nodes.
 
-Times are those of directives, passes and proofs, after tracing and the making of bodies. Prints a table; with `--write` also into docs/compile_speed.md.
+Times are those of directives, passes and proofs, after tracing and the making of bodies. Prints a
+table; with `--write` also into docs/compile_speed.md.
 """
 
 from __future__ import annotations
