@@ -261,3 +261,28 @@ def test_what_is_gathered_once_and_kept_exceeds_the_bound() -> None:
     job = _job("plain", prefetch=1)
     (found,) = _measure(job, _mutated(job.plan, _no_frees))
     assert found > 8 * max(_bounds(job.plan, 1))
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("case", ["plain", "zb_h1"])
+def test_whole_gradients_wait_for_their_reduction_two_at_a_time(case: str, zero: int) -> None:
+    """Under ZeRO 2 and 3 a bucket's whole gradient lives until it is scattered, however late that is."""
+    name, degrees = CASES[case]
+    strategy = parallel(zero=zero, bucket_size=LAYER, **degrees)
+    job = _program(name).apply(strategy).lower()
+    largest = max(bucket.size for bucket in job.plan.buckets) * 8
+    most = 0
+
+    def observe(worker: Worker) -> None:
+        nonlocal most
+        sums = [
+            worker.slots[i]
+            for i, slot in enumerate(worker.me.slots)
+            if slot.kind == "sum" and slot.bucket >= 0 and worker.slots[i] is not None
+        ]
+        most = max(most, unique_bytes(sums))
+
+    for seed in SEEDS:
+        with job.launch("loopback", adversary=True, seed=seed, observe=observe) as run:
+            run.step(_batch(seed))
+    assert largest <= most <= 2 * largest

@@ -1,7 +1,8 @@
 """pace: gathers and receives start shortly before the chunk that needs them, whatever the timing.
 
 In: the scheduled graph. Out: the same order of chunks, with a gather of parameters (ZeRO 3) before each
-use, and with receives held back, so that memory and waiting communication are bounded.
+use, receives held back and reductions of whole buckets (ZeRO 2 and 3) in step with the sums, so that
+memory and waiting communication are bounded.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from piper.ir.graph import Graph, OrderEdge
-from piper.ir.nodes import TRACED, Chunk, Comm, Node
+from piper.ir.nodes import TRACED, Accumulate, Chunk, Comm, Node
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
 
 RECEIVE_AHEAD = 2  # chunks before the one that reads what is received
+WHOLE_SUMS = 2  # gradients of whole buckets that wait for their reduction at once
 
 
 @dataclass
@@ -36,6 +38,8 @@ def pace(graph: Graph, bucketed: Bucketed) -> Graph:
         pacing.hold_receives(pacing.chunks[at], receives)
     for at, names in pacing.chunks.items():
         pacing.add_gathers(at, names)
+    for packs in pacing.packs.values():
+        pacing.bound_sums(packs)
     return pacing.graph_in_order()
 
 
@@ -53,6 +57,7 @@ class _Pacing:
         self.moved: set[str] = set()
         self.chunks: dict[Slice, list[str]] = defaultdict(list)
         self.receives: dict[tuple[Slice, str], list[Comm]] = defaultdict(list)
+        self.packs: dict[Slice, list[str]] = defaultdict(list)  # where whole buckets are summed
         self.chunks_before: dict[str, int] = {}  # node -> chunks dispatched before it on its slice
         for node in graph.nodes.values():
             assert node.slice is not None
@@ -61,6 +66,8 @@ class _Pacing:
                 self.chunks[node.slice].append(node.name)
             elif isinstance(node, Comm) and node.comm == "recv":
                 self.receives[node.slice, node.stream].append(node)
+            elif isinstance(node, Accumulate) and self._packs(node):
+                self.packs[node.slice].append(node.name)
 
     def graph_in_order(self) -> Graph:
         nodes: dict[str, Node] = {node.name: node for node in self.start}
@@ -80,6 +87,26 @@ class _Pacing:
         else:
             self.behind[chunk].append(node)
             self.edges.append(OrderEdge(chunk, node.name, origin))
+
+    # Gradients of whole buckets, where only shards stay
+
+    def _packs(self, node: Accumulate) -> bool:
+        value = self.graph.values[node.outputs[0]]
+        return value.role == "sum" and value.bucket >= 0 and self._zero(value.bucket) > 1
+
+    def _zero(self, bucket: int) -> int:
+        return self.bucketed.buckets[bucket].zero
+
+    def bound_sums(self, packs: list[str]) -> None:
+        """Reduce a sum as soon as it is there, and start no further one before that is over."""
+        scatters: list[str] = []
+        for name in packs:
+            (scatter,) = self.graph.readers[self.graph.nodes[name].outputs[0]]
+            self.moved.add(scatter)
+            self.behind[name].append(self.graph.nodes[scatter])
+            scatters.append(scatter)
+        for before, pack in zip(scatters, packs[WHOLE_SUMS:], strict=False):
+            self.edges.append(OrderEdge(before, pack, TRACED))
 
     # Receives
 
@@ -136,7 +163,7 @@ class _Pacing:
             value = self.graph.values[name]
             if value.role == "param" and value.of in self.bucketed.of:
                 bucket = self.bucketed.of[value.of]
-                if self.bucketed.buckets[bucket].zero == 3:
+                if self._zero(bucket) == 3:
                     found[bucket].append(name)
         return found
 

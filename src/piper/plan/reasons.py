@@ -7,7 +7,7 @@ from collections import defaultdict
 from piper.plan.types import RankClass
 
 ORDER = "an order asks for it"
-HELD = "it is held back until then, so that little memory waits for its use"
+HELD = "it is held back until then, so that little memory is in use at once"
 _SHOWN = 3
 
 
@@ -53,7 +53,8 @@ class Reasons:
         freed = [s for s in freed if s not in reads]
         if freed:
             words.append(f"frees {self._names(freed)}, which it uses")
-        if not words and task.kind in ("recv", "all_gather"):
+        reducing = self.found.tasks[before].kind == "reduce_scatter"
+        if not words and (reducing or task.kind in ("recv", "all_gather")):
             return HELD
         return "; ".join(words) or ORDER
 
