@@ -31,6 +31,12 @@ def pytest_testnodedown(node, error):  # type: ignore[no-untyped-def]
 
 
 def pytest_terminal_summary(terminalreporter):  # type: ignore[no-untyped-def]
+    passed = terminalreporter.stats.get("passed", [])
+    planted = [v for report in passed for name, v in report.user_properties if name == "planted"]
+    if planted:
+        terminalreporter.section("faults planted in good plans")
+        for line in sorted(planted):
+            terminalreporter.write_line(line)
     if any(_COVERED.values()):
         from tests.property.coverage import summary
 
