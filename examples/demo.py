@@ -1,4 +1,4 @@
-"""Train the MoE example on 4 processes: 2 pipeline ranks x 2 data ranks that share the experts."""
+"""Train the MoE example on 4 processes: 2 pipeline ranks x 2 data ranks that share experts and state."""
 
 import time
 
@@ -12,7 +12,7 @@ STEPS = 30
 
 def main() -> None:
     program = piper.trace(moe.model, moe.batch(), moe.step)
-    strategy = parallel(pp=2, dp=2, ep=2, schedule="1f1b", microbatches=4)
+    strategy = parallel(pp=2, dp=2, ep=2, zero=2, schedule="zb_h1", microbatches=4)
     job = program.apply(strategy).lower(optimizer=piper.adamw(lr=3e-3))
     print(job.summary())
     losses = []
