@@ -16,7 +16,7 @@ matrix: .venv/ready
 # Random programs, other ones each time; a failure prints its program.
 FUZZ ?= 500
 fuzz: .venv/ready
-	PIPER_FUZZ=$(FUZZ) PIPER_FUZZ_MODELS=$$RANDOM $(BIN)/python -m pytest -n 2 tests/property/test_programs.py
+	PIPER_FUZZ=$(FUZZ) PIPER_FUZZ_MODELS=$$(date +%s) $(BIN)/python -m pytest -n 2 tests/property/test_programs.py
 
 check: .venv/ready
 	$(BIN)/ruff format --check src tests examples benchmarks docs

@@ -96,10 +96,10 @@ def test_an_illegal_program_is_refused_with_its_line(rng: Random) -> None:
 
 def test_programs_differ() -> None:
     """Seeds give different programs, and nearly every kind of violation."""
-    rng = Random(0)
+    rng, specs = Random(0), [spec_of(number) for number in range(8)]
     combinations, violations = set(), set()
     for _ in range(150):
-        strategy = random_strategy(rng, SPECS, ROWS)
+        strategy = random_strategy(rng, specs, (2, 4))
         combinations.add(combination(strategy))
         violations.add(random_violation(strategy, rng).kind)
     assert len(combinations) > 120

@@ -1,8 +1,8 @@
 """acyclic: nobody waits in a circle: all ranks' tasks of a step have one common order.
 
-Nodes are tasks; the members of a collective are one node. A task comes after the one before it on its
-stream, what it waits for, and the last host read before it, which held its dispatch back; a recv also
-after its send. A send comes after no recv: it is buffered.
+Nodes are tasks; the members of a collective are one node, and so are a send and its recv: some
+transports hold a send back until its peer receives. A task comes after the one before it on its stream,
+what it waits for, and the last host read before it, which held its dispatch back.
 
 One step is enough for two: a rank ends a step before it begins the next, and by the proofs `messages`
 and `collectives` what is sent and joined in a step is received and met in it; so a step's order,
@@ -49,28 +49,29 @@ class _Waiting:
         for party in world.parties:
             self.offset[party.number] = len(self.tasks)
             self.tasks += [(party, index) for index in range(len(party.tasks))]
-        self.node = list(range(len(self.tasks)))  # task -> its collective's first task, or itself
+        self.node = list(range(len(self.tasks)))  # task -> the first of those it meets, or itself
         self.members: dict[int, list[int]] = {}
         self._join_collectives()
-        self.sender = self._senders()
+        self._join_messages()
         self.before = self._before()
 
     def _join_collectives(self) -> None:
         for joined in communicators(self.world).values():
             lists = [[self.offset[n] + i for i in indices] for n, indices in joined.items()]
             for round_ in zip(*lists, strict=False):
-                if len(round_) > 1:
-                    self.members[round_[0]] = list(round_)
-                    for task in round_:
-                        self.node[task] = round_[0]
+                self._join(list(round_))
 
-    def _senders(self) -> dict[int, int]:
+    def _join_messages(self) -> None:
         sent, received, _ = channels(self.world)
-        return {
-            self.offset[recv[0].number] + recv[1]: self.offset[send[0].number] + send[1]
-            for channel, sends in sent.items()
-            for send, recv in zip(sends, received.get(channel, ()), strict=False)
-        }
+        for channel, sends in sent.items():
+            for pair in zip(sends, received.get(channel, ()), strict=False):
+                self._join([self.offset[party.number] + index for party, index in pair])
+
+    def _join(self, tasks: list[int]) -> None:
+        if len(tasks) > 1:
+            self.members[tasks[0]] = tasks
+            for task in tasks:
+                self.node[task] = tasks[0]
 
     def _before(self) -> list[list[int]]:
         """Per task, the tasks that it comes after."""
@@ -86,8 +87,6 @@ class _Waiting:
                     after.append(offset + previous)
                 if read > previous:
                     after.append(offset + read)
-                if task.kind == "recv" and offset + index in self.sender:
-                    after.append(self.sender[offset + index])
                 found.append(after)
                 last[task.stream] = index
                 if task.kind == "read":
@@ -147,8 +146,6 @@ class _Waiting:
 
     def _why(self, task: int, after: int) -> str:
         (party, index), (other, earlier) = self.tasks[task], self.tasks[after]
-        if other is not party:
-            return "its send"
         if earlier in party.tasks[index].waits:
             return "the event of"
         if party.tasks[index].stream == other.tasks[earlier].stream:

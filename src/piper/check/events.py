@@ -36,6 +36,8 @@ def _races(world: World, party: Party) -> Iterator[Problem]:
             for slot in slots:
                 for other in overlaps[slot]:
                     for by in (wrote[other], *readers[other].values()):
+                        if what == "frees" and by >= 0 and party.tasks[by].kind == "send":
+                            continue  # a send keeps what it sends
                         if by >= 0 and by != index and clock[stream[by]] < by:
                             found.setdefault((by, what), []).append(slot)
                     if local.covers(slot, other):

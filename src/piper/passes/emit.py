@@ -289,10 +289,12 @@ class _Emitter:
             reads = [self._root(slot) for slot in task.reads]
             writes = [self._root(slot) for slot in task.writes]
             after = {writer[slot] for slot in reads if slot in writer}
-            for slot in (*writes, *frees.get(index, ())):
+            for slot in writes:
                 after.update(readers[slot])
-                if slot in writer:
-                    after.add(writer[slot])
+            for slot in frees.get(index, ()):
+                # A send keeps what it sends: whoever waited for it would wait for another rank.
+                after.update(r for r in readers[slot] if tasks[r].kind != "send")
+            after.update(writer[s] for s in (*writes, *frees.get(index, ())) if s in writer)
             after.discard(index)
             found.append(after)
             for slot in reads:

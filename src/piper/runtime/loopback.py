@@ -29,9 +29,10 @@ class LoopbackTransport:
         self.boxes: dict[tuple[Any, ...], deque[tuple[str, Tensor]]] = defaultdict(deque)
         self.rounds: dict[tuple[Any, ...], list[_Round]] = defaultdict(list)
         self.turn: dict[tuple[Any, ...], int] = defaultdict(int)
+        self.awaited: dict[tuple[Any, ...], int] = defaultdict(int)  # receives without a send yet
 
     def clear(self) -> None:
-        for held in (self.boxes, self.rounds, self.turn):
+        for held in (self.boxes, self.rounds, self.turn, self.awaited):
             held.clear()
 
     def start(
@@ -42,6 +43,7 @@ class LoopbackTransport:
         into: Tensor | None,
     ) -> Pending:
         if tensor is None:
+            self.awaited[exchange.peer, exchange.rank, exchange.stream] += 1
             return _Recv(self, exchange)
         if exchange.task.kind == "send":
             return _Send(self, exchange, tensor)
@@ -66,13 +68,17 @@ class _Send:
     exchange: Exchange
     tensor: Tensor
 
+    @property
+    def channel(self) -> tuple[Any, ...]:
+        return self.exchange.rank, self.exchange.peer, self.exchange.stream
+
     def ready(self) -> bool:
-        return True
+        """A send is over when its peer receives: some transports keep nothing for later."""
+        return self.transport.awaited[self.channel] > 0
 
     def finish(self) -> list[Tensor]:
-        exchange = self.exchange
-        box = self.transport.boxes[exchange.rank, exchange.peer, exchange.stream]
-        box.append((exchange.task.key, self.tensor.clone()))
+        self.transport.awaited[self.channel] -= 1
+        self.transport.boxes[self.channel].append((self.exchange.task.key, self.tensor.clone()))
         return []
 
 
@@ -235,6 +241,8 @@ class _Engine:
         self.queues: dict[int, deque[int]] = defaultdict(deque)
         self.complete: set[int] = set()
         self.pending: dict[int, Pending] = {}
+        self.sending: dict[int, int] = defaultdict(int)  # slot -> sends of it that are not over
+        self.kept: set[int] = set()  # slots that are freed when those are
         self.dispatched = 0
         self._dispatch()
 
@@ -248,6 +256,8 @@ class _Engine:
             task = self.tasks[self.dispatched]
             self.queues[task.stream].append(self.dispatched)
             self.dispatched += 1
+            for slot in task.reads if task.kind == "send" else ():
+                self.sending[slot] += 1
             if task.kind == "read":
                 return
 
@@ -287,12 +297,30 @@ class _Engine:
                 )
 
     def _release(self, index: int) -> None:
-        if self.poison:
-            for slot in self.tasks[index].frees:
-                tensor = self.worker.slots[slot]
-                if isinstance(tensor, Tensor):
-                    tensor.fill_(_poison(tensor.dtype))
-        self.worker.release(index)
+        """Free what a task frees, but not what a send dispatched before it still has to read."""
+        task = self.tasks[index]
+        for slot in task.reads if task.kind == "send" else ():
+            self.sending[slot] -= 1
+            if not self.sending[slot] and slot in self.kept:
+                self._free(slot)
+        for slot in task.frees:
+            if self.sending[slot] and self._sent_before(slot, index):
+                self.kept.add(slot)
+            else:
+                self._free(slot)
+
+    def _sent_before(self, slot: int, index: int) -> bool:
+        return any(
+            task.kind == "send" and slot in task.reads and at not in self.complete
+            for at, task in enumerate(self.tasks[:index])
+        )
+
+    def _free(self, slot: int) -> None:
+        tensor = self.worker.slots[slot]
+        if self.poison and isinstance(tensor, Tensor):
+            tensor.fill_(_poison(tensor.dtype))
+        self.worker.free(slot)
+        self.kept.discard(slot)
 
     def waiting(self) -> list[str]:
         lines = []

@@ -325,9 +325,13 @@ class Worker:
 
     def release(self, index: int) -> None:
         for slot in self.me.tasks[index].frees:
-            self.slots[slot] = None
-            for part in self._parts.get(slot, ()):
-                self.slots[part] = None
+            self.free(slot)
+
+    def free(self, slot: int) -> None:
+        """Forget a slot's tensor; communication under way keeps what it needs."""
+        self.slots[slot] = None
+        for part in self._parts.get(slot, ()):
+            self.slots[part] = None
 
     def results(self) -> dict[str, float]:
         found = {name: float(self.slots[i]) for name, i in self.me.results.items()}
