@@ -158,10 +158,12 @@ def test_ranks_that_wait_for_each_other_are_refused(record_property: Record) -> 
 
 
 def _runs(world: World, steps: int = 2) -> bool:
-    """Whether all parties end all steps; a message carries its key."""
+    """Whether all parties end all steps; a message carries its key, and waits for who receives it."""
     done = {p.number: 0 for p in world.parties}  # steps
     complete: dict[int, set[int]] = {p.number: set() for p in world.parties}
     boxes: dict[tuple[int, int, int], list[str]] = {}
+    awaited: Counter[tuple[int, int, int]] = Counter()
+    posted: set[tuple[int, int, int]] = set()
     entered: dict[tuple[object, ...], list[set[int]]] = {}
     turn: Counter[tuple[object, ...]] = Counter()
     joined: dict[tuple[int, int, int], tuple[tuple[object, ...], int]] = {}
@@ -181,9 +183,16 @@ def _runs(world: World, steps: int = 2) -> bool:
                 if ready:
                     if task.kind == "send":
                         peer = next(m for m in party.groups[task.group] if m != me)
-                        boxes.setdefault((me, peer, task.stream), []).append(task.key)
+                        ready = awaited[me, peer, task.stream] > 0
+                        if ready:
+                            awaited[me, peer, task.stream] -= 1
+                            boxes.setdefault((me, peer, task.stream), []).append(task.key)
                     elif task.kind == "recv":
                         peer = next(m for m in party.groups[task.group] if m != me)
+                        if (me, done[me], index) not in posted:
+                            posted.add((me, done[me], index))
+                            awaited[peer, me, task.stream] += 1
+                            moved = True
                         box = boxes.get((peer, me, task.stream))
                         ready = bool(box)
                         if box and box.pop(0) != task.key:

@@ -28,6 +28,7 @@ from piper.ir.history import History, Record
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.serial import graph_to_json
+from piper.ir.sizes import parse_size
 from piper.ir.text import graph_to_text
 from piper.ir.verify import verify
 from piper.passes.emit import emit
@@ -36,6 +37,7 @@ from piper.passes.pieces import piece_sizes
 from piper.passes.preview import Foreseen, foresee, preview_text
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import BatchLeaf, Optimizer, Plan
+from piper.runtime.update import check_optimizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,22 +118,28 @@ class Program:
         seed: int = 0,
         clip: float | None = None,
         late_clip: bool = False,
+        memory_limit: int | str | None = None,
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
         Without an optimizer it is SGD with a learning rate of 0.1. `seed` decides initial weights and
         dropout. `clip` is the largest norm that all gradients together may have: Updates wait for the
         norm or, with `late_clip`, start at once and are made again where it turns out too large.
+        A plan that needs more than `memory_limit` ("80GiB") on some rank is refused.
         """
         if optimizer is not None and not isinstance(optimizer, Optimizer):
             raise PlanError(
                 f"optimizer is {optimizer!r}", legal="piper.adamw(lr=...) or piper.sgd(lr=...)"
             )
-        if clip is not None and not clip > 0:
-            raise PlanError(f"clip={clip}", legal="a norm above 0, or None")
+        if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+            raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
+        if late_clip and clip is None:
+            raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
+        chosen = optimizer or Optimizer("SGD", {"lr": 0.1})
+        check_optimizer(chosen)
+        limit = None if memory_limit is None else parse_size(memory_limit)
         with _no_collections():
-            chosen = optimizer or Optimizer("SGD", {"lr": 0.1})
-            return self._lower(chosen, device, seed, clip, late_clip)
+            return self._lower(chosen, device, seed, clip, late_clip, limit)
 
     def _refined(self) -> tuple[Graph, Traced]:
         """The graph in chunks as fine as its directives ask for, with its code for one rank.
@@ -152,7 +160,13 @@ class Program:
         return logical, self.source.local(rows, cuts)
 
     def _lower(
-        self, optimizer: Optimizer, device: str, seed: int, clip: float | None, late: bool
+        self,
+        optimizer: Optimizer,
+        device: str,
+        seed: int,
+        clip: float | None,
+        late: bool,
+        memory_limit: int | None,
     ) -> Job:
         check_device(device)
         logical, traced = self._refined()
@@ -208,7 +222,7 @@ class Program:
             buckets=bucketed.buckets,
             history=tuple(self.history),
         )
-        report = check_plan(plan)
+        report = check_plan(plan, memory_limit=memory_limit)
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}
         return Job(self.source, graph, plan, texts, report)
 

@@ -15,9 +15,10 @@ def parse_size(size: int | str, *, call: Call | None = None, requirement: int | 
     if isinstance(size, int) and not isinstance(size, bool) and size > 0:
         return size
     if isinstance(size, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", size)
-        if found and found[2] in _UNITS and float(found[1]) > 0:
-            return max(1, int(float(found[1]) * _UNITS[found[2]]))
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        unit = found and (found[2] or "B")
+        if found and unit in _UNITS and float(found[1]) > 0:
+            return max(1, int(float(found[1]) * _UNITS[unit]))
     raise PlanError(
         f"{size!r} is no size",
         call=call,

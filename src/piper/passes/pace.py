@@ -50,6 +50,7 @@ class _Pacing:
         self.changed: dict[str, Node] = {}
         self.values: dict[str, Value] = dict(graph.values)
         self.edges: list[OrderEdge] = list(graph.edges)
+        self.ordered = {name for e in graph.edges for name in (e.before, e.after)}  # by the user
         self.behind: dict[str, list[Node]] = defaultdict(
             list
         )  # chunk -> what is dispatched after it
@@ -119,7 +120,8 @@ class _Pacing:
             use = self._first_use(node, position)
             readers = [r for value in node.outputs for r in self.graph.readers.get(value, ())]
             before = min((self.chunks_before[r] for r in readers), default=0) - 1
-            wanted = min(use - RECEIVE_AHEAD - 1, before, latest) if use is not None else -1
+            free = use is not None and node.name not in self.ordered
+            wanted = min(use - RECEIVE_AHEAD - 1, before, latest) if free else -1  # type: ignore[operator]
             latest = min(latest, max(wanted, self.chunks_before[node.name] - 1))
             if wanted >= self.chunks_before[node.name]:
                 places.append((wanted, node))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from piper.errors import PlanError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import Optimizer
 
@@ -20,6 +21,8 @@ class Updater:
         self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
         make = getattr(torch.optim, optimizer.name)
         self.optimizer = make(self.masters, **optimizer.options)
+        # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
+        self.spoils = bool(optimizer.options.get("nesterov"))
         self._before: list[tuple[Tensor, Tensor]] | None = None
         self._state: dict[Any, dict[str, Any]] = {}
 
@@ -47,7 +50,7 @@ class Updater:
     def settle(self, scale: Tensor) -> None:
         """Step again from what was kept if gradients must be smaller; forget it in any case."""
         assert self._before is not None
-        if float(scale) < 1.0:
+        if not float(scale) >= 1.0:  # also where the norm is not a number
             for now, before in self._before:
                 now.copy_(before)
             self.optimizer.state.clear()
@@ -56,13 +59,30 @@ class Updater:
         self._before, self._state = None, {}
 
     def _take(self, scale: Tensor | None) -> None:
+        grads = [master.grad for master in self.masters]
         if scale is not None:
-            for master in self.masters:
-                assert master.grad is not None
-                master.grad.mul_(scale.to(master.grad.dtype))
+            for grad in grads:
+                assert grad is not None
+                grad.mul_(scale.to(grad.dtype))
+        if self.spoils:
+            for master, grad in zip(self.masters, grads, strict=True):
+                master.grad = None if grad is None else grad.clone()
         self.optimizer.step()
+        for master, grad in zip(self.masters, grads, strict=True):
+            master.grad = grad
         if self.narrow:
             torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise unless torch takes the optimizer's arguments."""
+    try:
+        getattr(torch.optim, optimizer.name)([torch.zeros(1)], **optimizer.options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PlanError(
+            f"{optimizer.name} does not take {optimizer.options}: {error}",
+            legal=f"the arguments of torch.optim.{optimizer.name}",
+        ) from None
 
 
 def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tensor:
