@@ -95,10 +95,10 @@ def test_a_circle_over_two_ranks_is_shown() -> None:
         check_plan(plan)
     assert str(refused.value) == (
         "acyclic: ranks wait for each other in a circle\n"
-        "    pp=0: task 0 recv recv.a on s0, group pp=0|pp=1 over - waits for its send send.a\n"
-        "    pp=1: task 1 send send.a on s0, group pp=0|pp=1 over - waits for the event of recv.b\n"
-        "    pp=1: task 0 recv recv.b on s1, group pp=0|pp=1 over - waits for its send send.b\n"
-        "    pp=0: task 1 send send.b on s1, group pp=0|pp=1 over - waits for the event of recv.a"
+        "    pp=1: task 1 send send.a on s0, group pp=0|pp=1 over - waits for the event of recv.b, "
+        "which meets send.b\n"
+        "    pp=0: task 1 send send.b on s1, group pp=0|pp=1 over - waits for the event of recv.a, "
+        "which meets send.a"
     )
 
 

@@ -33,10 +33,16 @@ def acyclic(world: World) -> Iterator[Problem]:
     if circle:
         names = tuple(at[0].tasks[at[1]].name for at, _ in circle)
         witness = tuple(
-            task_line(world, *at, why=f"waits for {why} {nxt[0].tasks[nxt[1]].name}")
+            task_line(world, *at, why=f"waits for {why}{_meets(why, nxt)}")
             for (at, why), (nxt, _) in zip(circle, (*circle[1:], circle[0]), strict=True)
         )
         yield Problem("acyclic", "ranks wait for each other in a circle", names, witness)
+
+
+def _meets(awaited: str, peer: At) -> str:
+    """What a task waits for may be over only together with another rank's task."""
+    name = peer[0].tasks[peer[1]].name
+    return "" if awaited.endswith(f" {name}") else f", which meets {name}"
 
 
 class _Waiting:
@@ -147,7 +153,7 @@ class _Waiting:
     def _why(self, task: int, after: int) -> str:
         (party, index), (other, earlier) = self.tasks[task], self.tasks[after]
         if earlier in party.tasks[index].waits:
-            return "the event of"
+            return f"the event of {other.tasks[earlier].name}"
         if party.tasks[index].stream == other.tasks[earlier].stream:
-            return "its stream's"
-        return "the host read"
+            return f"its stream's {other.tasks[earlier].name}"
+        return f"the host read {other.tasks[earlier].name}"

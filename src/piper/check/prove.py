@@ -13,6 +13,7 @@ from piper.check.limit import limit, peaks
 from piper.check.memory import memory
 from piper.check.messages import messages
 from piper.check.norms import norms
+from piper.check.numbers import numbers
 from piper.check.parties import World, compressed
 from piper.check.problem import Problem
 from piper.check.report import Report
@@ -32,7 +33,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "gathers": (gathers,),
     "memory": (memory,),
     "events": (events,),
-    "updates": (updates, norms),
+    "updates": (updates, norms, numbers),
 }
 _MORE = 3  # further problems that an error mentions
 

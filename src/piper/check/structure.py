@@ -47,8 +47,12 @@ def _groups_and_buckets(plan: Plan) -> Iterator[Problem]:
 def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
     if slot.base >= len(party.slots) or slot.base == index:
         return "shows a slot that does not exist"
+    if slot.bound is not None and not slot.shape:
+        return "has a bound but no dim"
     seen = {index}
     while slot.base >= 0:
+        if slot.base >= len(party.slots):
+            return "shows a slot that does not exist"
         if slot.base in seen:
             return "shows itself"
         seen.add(slot.base)
@@ -89,6 +93,7 @@ def _wrong_numbers(party: Party, task: Task) -> str:
         case "add":
             bucketed = num_writes == 1 and party.slots[task.writes[0]].bucket >= 0
             right = len(task.first) == num_reads and (bucketed or num_writes == num_reads)
+            right &= len(task.offsets) in (0, num_reads)
         case "norm":
             right = len(task.weights) == num_reads == num_writes == 1
         case "update":

@@ -236,6 +236,8 @@ class _Emitter:
         source = ""
         if value.role in ("param", "buffer", "batch", "key", "constant"):
             source = value.of.partition("[")[0].removeprefix(KEY)
+        elif value.role == "param_grad" and value.bucket < 0:
+            source = value.of
         split_over: tuple[str, ...] = ()
         if kind == "param":
             split_over = tuple(axis for axis, layout in value.layout if layout == "split(0)")

@@ -112,6 +112,8 @@ def compare(run: Run, batches: Sequence[Any], reference: Trained) -> Errors:
         for name in grads.keys() & wanted.keys():
             where = f"{name} in step {step}"
             _note(errors, "gradient", relative_error(grads[name], wanted[name]), where)
+    for name in reference.parameters.keys() & run.plan.tensors.keys() - found.parameters.keys():
+        _note(errors, "parameter", float("inf"), f"{name} is missing")
     for name, value in found.parameters.items():
         _note(errors, "parameter", relative_error(value, reference.parameters[name]), name)
     return errors
