@@ -60,7 +60,7 @@ def test_other_degrees_change_mesh_messages_and_bytes(job: Job) -> None:
         "  - s.shard(where(EP='*'), over='ep')",
         "  + s.replicate(where(), over=('dp', 'ep'))",
         "  only in A: 2 read: read>F[PP=0,EP=0,MB=0], read>F[PP=0,EP=0,MB=1]",
-        "  bytes of param: 6.3 KiB -> 9.3 KiB",
+        "  bytes of parameters: 6.3 KiB -> 9.3 KiB",
         "  all_to_all on exchange: 10 messages, 4.1 KiB -> none",
         "  send on pp=0>pp=1: 2 messages, 1.0 KiB -> 4 messages, 2.0 KiB",
         "  all_reduce on reduce: 2 messages, 6.3 KiB -> 1 message, 9.3 KiB",

@@ -54,12 +54,14 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def draws_random(operator: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call's result depends on a generator; switched-off dropout does not."""
+    """Whether a call's result depends on a generator; dropout of nothing, or of all, does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return False
     given = bound_arguments(operator, args, kwargs)
     if "dropout_p" in given:
         return given["dropout_p"] > 0
+    if operator is torch.ops.aten.native_dropout.default and given["p"] in (0.0, 1.0):
+        return False
     return given.get("training", given.get("train", True)) is not False
 
 

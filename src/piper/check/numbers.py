@@ -10,6 +10,7 @@ from itertools import pairwise
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.ir.values import accumulation_dtype
+from piper.plan.keys import KEY
 from piper.plan.types import Bucket, Slot
 
 
@@ -53,6 +54,12 @@ def _microbatches(world: World, party: Party) -> Iterator[Problem]:
     """Each leaf of the batch, and each set of keys, is there once per microbatch."""
     given = [s for s in party.slots if s.kind in ("batch", "key")]
     for slot in given:
+        if (
+            slot.kind == "key"
+            and slot.name.partition("@")[0].partition("[")[0] != KEY + slot.source
+        ):
+            text = f"{slot.name} has the keys of operations {slot.source}"
+            yield Problem("updates", f"{party.label}: {text}")
         if not 0 <= slot.microbatch < world.plan.num_microbatches:
             text = f"{slot.name} is of microbatch {slot.microbatch}, which does not exist"
             yield Problem("updates", f"{party.label}: {text}")

@@ -54,7 +54,13 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
         more = [f"also {p.proof}: {p.message}" for p in rest[:_MORE]]
         if len(rest) > _MORE:
             more.append(f"and {len(rest) - _MORE} more")
-        raise CheckError(f"{first.proof}: {first.message}", details=[*first.witness, *more])
+        raise CheckError(
+            f"{first.proof}: {first.message}",
+            details=[*first.witness, *more],
+            legal="replicate(zero=...), recompute(...), smaller microbatches, or a higher limit"
+            if first.proof == "limit"
+            else "",
+        )
     tasks = [task for party in world.parties for task in party.tasks]
     return Report(
         num_parties=len(world.parties),

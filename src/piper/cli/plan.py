@@ -17,14 +17,24 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
     )
+    parser.add_argument(
+        "--optimizer",
+        choices=("adamw", "sgd"),
+        default="adamw",
+        help="whose state counts as memory (default: adamw)",
+    )
     parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    import piper
+
     module = load_file(arguments.file, "model", "batch", "step")
     program = trace_file(module, arguments)
-    job = program.lower()
+    job = program.lower(
+        optimizer=piper.adamw() if arguments.optimizer == "adamw" else piper.sgd(0.1)
+    )
     written = []
     if arguments.out:
         written = [arguments.out, f"{os.path.splitext(arguments.out)[0]}.bodies.json"]

@@ -128,6 +128,8 @@ def chosen_strategy(
             return strategy_file(arguments.strategy)
         return load_file(arguments.strategy, "strategy").strategy
     if degrees:
+        if hasattr(module, "strategy"):
+            print(f"note: these options replace strategy(s) of {arguments.file}", file=sys.stderr)
         if "schedule" in degrees:
             degrees["schedule"] = schedule_function(degrees["schedule"])
         return parallel(**degrees)

@@ -92,6 +92,12 @@ def _sequences(
 
 
 def _selected(graph: Graph, selector: Selector, order: Order, call: Call) -> list[str]:
+    if selector.comm == "all_gather":
+        raise OrderError(
+            f"{selector} names gathers, which start by prefetch before each use or after an Update",
+            call=call,
+            legal="replicate(..., prefetch=...) for when they start",
+        )
     if order.only is None and graph.level == "logical":
         return select(graph, selector, call=call)
     # A stage through which no gradient passes has no backward, and a half may have nothing to do.

@@ -17,14 +17,16 @@ from piper.plan.types import Optimizer, Plan, RankClass, Task
 from piper.plan.volume import communication, held_bytes
 
 _SHOWN = 3
-_ELSEWHERE = ("mesh", "classes", "history", "num_microbatches", "optimizer", "streams", "groups")
+_ELSEWHERE = (
+    "mesh", "classes", "history", "num_microbatches", "optimizer", "streams", "groups", "buckets"
+)  # fmt: skip
 
 
 def diff(a: Plan, b: Plan) -> str:
     """One line per difference, `A -> B`; empty if the plans do the same."""
     if _content(a) == _content(b):
         return ""
-    lines = [*_head(a, b), *_directives(a, b), *_classes(a, b)]
+    lines = [*_directives(a, b), *_head(a, b), *_classes(a, b)]
     return "\n".join(lines or ["numbers of slots, groups or results, which no task shows"])
 
 
@@ -41,6 +43,7 @@ def _head(a: Plan, b: Plan) -> Iterator[str]:
         ("data ranks", str(a.num_data_ranks), str(b.num_data_ranks)),
         ("microbatches", str(a.num_microbatches), str(b.num_microbatches)),
         ("optimizer", _optimizer(a.optimizer), _optimizer(b.optimizer)),
+        ("buckets", _buckets(a), _buckets(b)),
     )
     yield from (f"{what}: {x} -> {y}" for what, x, y in facts if x != y)
     yield from _sets(
@@ -57,6 +60,17 @@ def _head(a: Plan, b: Plan) -> Iterator[str]:
                 yield f"{field}: {len(names)} changed: {_few(names)}"
         else:
             yield f"{field}: {x} -> {y}"
+
+
+def _buckets(plan: Plan) -> str:
+    """`12 of 3 parameters on average, ZeRO 2 over dp`, per way in which they are kept."""
+    ways: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for bucket in plan.buckets:
+        ways[bucket.zero, ",".join(bucket.over or bucket.copies) or "-"].append(len(bucket.params))
+    return "; ".join(
+        f"{len(sizes)} with {sum(sizes)} parameters, ZeRO {zero} over {axes}"
+        for (zero, axes), sizes in sorted(ways.items())
+    )
 
 
 def _optimizer(optimizer: Optimizer) -> str:

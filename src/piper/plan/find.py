@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from piper.errors import PlanError, did_you_mean
 from piper.plan.types import Plan, RankClass
 
@@ -25,6 +27,8 @@ def _meant(names: list[str], name: str) -> str:
         return name
     matches = [known for known in names if name and known.startswith(name)]
     matches = matches or [known for known in names if name and known.endswith(name)]
+    # A region that was cut into several chunks: F[PP=1,MB=0] -> F[PP=1.0,MB=0], F[PP=1.1,MB=0]
+    matches = matches or [known for known in names if re.sub(r"\.\d+", "", known) == name]
     if len(matches) == 1:
         return matches[0]
     if matches:

@@ -6,16 +6,17 @@ from collections import Counter
 
 from piper.ir.values import Value
 from piper.plan.summary import slot_bytes
-from piper.plan.types import Plan, RankClass, Slot, Task
+from piper.plan.types import PERSISTENT, Plan, RankClass, Slot, Task
 
 COMMUNICATION = ("send", "recv", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
 def held_bytes(found: RankClass) -> dict[str, int]:
-    """Bytes of all slots of each kind, at their bounds."""
+    """Bytes of what stays from step to step, by kind; what shows a part of another counts nothing."""
     total: Counter[str] = Counter()
     for slot in found.slots:
-        total[slot.kind] += slot_bytes(slot)
+        if slot.base < 0 and slot.kind in PERSISTENT:
+            total[slot.memory if slot.kind != "constant" else "constants"] += slot_bytes(slot)
     return dict(total)
 
 

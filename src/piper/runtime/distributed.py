@@ -14,6 +14,10 @@ from torch import Tensor
 from piper.plan.types import Plan
 from piper.runtime.transport import Exchange, Pending
 
+# torch 2.13 has new names for both and warns of the old ones; 2.11 has only those.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 TIMEOUT = timedelta(seconds=120)  # a peer that does not come ends the run
 
 
@@ -69,11 +73,11 @@ class DistributedTransport:
                 return _Work(dist.all_reduce(into, group=group, async_op=True), into)
             case "reduce_scatter":
                 into = _empty(exchange) if into is None else into
-                work = dist.reduce_scatter_tensor(into, tensor, group=group, async_op=True)
+                work = _reduce_scatter(into, tensor, group=group, async_op=True)
                 return _Work(work, into, keep=tensor)
             case "all_gather":
                 into = _empty(exchange) if into is None else into
-                work = dist.all_gather_into_tensor(into, tensor, group=group, async_op=True)
+                work = _all_gather(into, tensor, group=group, async_op=True)
                 return _Work(work, into, keep=tensor)
             case _:
                 return _all_to_all(exchange, tensor, splits, group)

@@ -145,7 +145,7 @@ class _Import:
             if field in entry.fields:
                 options[field] = self._stream(entry, field)
         if "bucket_size" in entry.fields:
-            options["bucket_size"] = round(entry.fields["bucket_size"] * MEGABYTE)
+            options["bucket_size"] = max(1, round(entry.fields["bucket_size"] * MEGABYTE))
         if entry.fields.get("shard_grads"):
             options["zero"] = 3 if entry.fields.get("shard_params") else 2
         elif entry.fields.get("shard_params"):
