@@ -427,6 +427,35 @@ def norm_of_another(plan: Plan) -> Iterator[Fault]:
                 yield fault(changes, "updates", task.name)
 
 
+def wrong_divisor(plan: Plan) -> Iterator[Fault]:
+    for number, _, index, task in each(plan, "update", "settle"):
+        if task.count is not None:
+            changes = changed(plan, number, index, count=task.count / 2)
+            yield fault(changes, "updates", task.name)
+
+
+def misplaced_gradient(plan: Plan) -> Iterator[Fault]:
+    """A parameter's gradient is added where another one of its bucket lies."""
+    for number, part, index, task in each(plan, "add"):
+        sources = [part.slots[slot].source for slot in task.reads]
+        if task.offsets and sources != sources[::-1]:
+            changes = changed(plan, number, index, offsets=task.offsets[::-1])
+            yield fault(changes, "updates", task.name)
+
+
+def wrong_seed(plan: Plan) -> Iterator[Fault]:
+    """The gradient of the loss with respect to itself is not 1."""
+    for number, part, _, task in each(plan, "run"):
+        for slot in task.reads:
+            if part.slots[slot].kind == "constant":
+                slots = list(part.slots)
+                slots[slot] = msgspec.structs.replace(slots[slot], source="3")
+                found = msgspec.structs.replace(part, slots=tuple(slots))
+                classes = (*plan.classes[:number], found, *plan.classes[number + 1 :])
+                changes = msgspec.structs.replace(plan, classes=classes)
+                yield fault(changes, "updates", task.name)
+
+
 FAULTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -434,6 +463,6 @@ FAULTS: dict[str, Plant] = {
         freed_what_stays, dropped_update, doubled_update, wrong_group, wrong_peer, cyclic_wait,
         crossed_ranks, reused_early, over_the_limit, missing_gather, gather_kept_too_long,
         gather_shared_too_often, late_add, lost_add, sum_started_again, sum_never_started,
-        early_read, unsettled_update, norm_of_another,
+        early_read, unsettled_update, norm_of_another, wrong_divisor, misplaced_gradient, wrong_seed,
     )
 }  # fmt: skip

@@ -14,6 +14,7 @@ from torch import nn
 import piper
 from piper.errors import RunError
 from piper.strategies import parallel
+from piper.train.verify import compare, train_one_device
 from tests.loopback.programs import GM, Sharded, Two, check, mean_square, random_batch, two
 
 
@@ -404,3 +405,74 @@ def test_frozen_parameters_are_cut_too_where_all_is_cut(zero: int) -> None:
         held = run.workers.workers[0].tensors("param")  # type: ignore[attr-defined]
     whole = {"a.weight", "a.bias", "b.weight"} & held.keys()
     assert whole == (set() if zero == 3 else {"a.weight", "a.bias", "b.weight"})
+
+
+def test_dropout_of_everything_draws_nothing() -> None:
+    class All(Two):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.run_stages(lambda: F.dropout(self.a(x), 1.0) + self.b(x), self.c)
+
+    check(All)
+
+
+def test_a_receive_that_an_order_names_stays_where_it_is() -> None:
+    """Receives are held back until shortly before their use, but not those that the user has placed."""
+
+    def strategy(s: piper.Schedule) -> None:
+        mesh = s.mesh(pp=2)
+        for stage in range(2):
+            s.place(piper.where(PP=stage), mesh.at(pp=stage))
+        s.split(piper.where(), "MB", 8)
+        early = piper.where(comm="recv", PP=1, MB=5)
+        s.order([early, piper.where(PP=1, MB=0, phase="F")])
+
+    check(two(lambda self, x: self.run_stages(lambda: self.a(x), self.b)), strategy=strategy)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nesterov_adds_nothing_to_gradients(late: bool) -> None:
+    """With foreach, torch adds Nesterov's momentum into the gradients themselves."""
+    make = two(lambda self, x: self.run_stages(lambda: torch.tanh(self.a(x)), self.b))
+    program = piper.trace(lambda: make().double(), random_batch(0), mean_square)
+    optimizer = piper.sgd(lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+    clip = 0.05 if late else None
+    job = program.apply(parallel(pp=2, dp=2, zero=1, microbatches=2)).lower(
+        optimizer=optimizer, clip=clip, late_clip=late
+    )
+    batches = [random_batch(seed) for seed in range(3)]
+    reference = train_one_device(job, batches)
+    with job.launch("loopback") as run:
+        errors = compare(run, batches, reference)
+    assert errors.parameter <= 1e-8 and errors.loss <= 1e-10, errors
+
+
+def test_late_clipping_shows_a_norm_that_is_no_number() -> None:
+    """As with clipping in time, and as in torch: every parameter shows it."""
+
+    class Broken(Two):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.run_stages(lambda: self.a(x), lambda h: (self.b(h) - self.b(h)).sqrt())
+
+    program = piper.trace(lambda: Broken().double(), random_batch(0), mean_square)
+    for late in (False, True):
+        job = program.apply(parallel(pp=2, microbatches=2)).lower(clip=0.1, late_clip=late)
+        with job.launch("loopback") as run:
+            run.step(random_batch(0))
+            assert all(bool(p.isnan().any()) for p in run.parameters().values())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"optimizer": piper.adamw(momentum=0.9)}, "AdamW does not take"),
+        ({"optimizer": piper.sgd(lr=-1.0)}, "SGD does not take"),
+        ({"clip": "1.0"}, "clip='1.0'"),
+        ({"late_clip": True}, "late_clip without clip"),
+        ({"memory_limit": "1KiB"}, "the limit is 1.0 KiB"),
+    ],
+)
+def test_options_of_lower_are_checked(options: dict[str, Any], words: str) -> None:
+    make = two(lambda self, x: self.run_stages(lambda: self.a(x), self.b))
+    program = piper.trace(make, random_batch(0).float(), mean_square)
+    with pytest.raises(piper.PiperError, match=words):
+        program.lower(**options)

@@ -178,7 +178,7 @@ def test_sizes(size: int | str, wanted: int) -> None:
     assert parse_size(size) == wanted
 
 
-@pytest.mark.parametrize("size", [0, -1, True, "25", "MiB", "25 MIB", "0KiB", 2.5])
+@pytest.mark.parametrize("size", [0, -1, True, "MiB", "25 MIB", "0KiB", 2.5])
 def test_no_sizes(size: Any) -> None:
     with pytest.raises(PlanError, match="is no size"):
         parse_size(size)

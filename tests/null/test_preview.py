@@ -76,9 +76,10 @@ def test_text() -> None:
     lines = [line.split("  (")[0] for line in program.preview().splitlines()]
     assert lines == [
         "s.place(where(PP=0), mesh.at(pp=0), stream='pp')",
-        "    send/recv of gradient of %x_3 (512 B) pp=1 -> pp=0 on stream pp, once per microbatch",
+        "    send/recv of gradient of %x_3 (512 B) pp=1 -> pp=0 on stream pp:pp=1>pp=0, "
+        "once per microbatch",
         "s.place(where(PP=1), mesh.at(pp=1), stream='pp')",
-        "    send/recv of %x_3 (512 B) pp=0 -> pp=1 on stream pp, once per microbatch",
+        "    send/recv of %x_3 (512 B) pp=0 -> pp=1 on stream pp:pp=0>pp=1, once per microbatch",
         "s.shard(where(PP=0, EP='*'), over='dp')",
         "    all_to_all over dp at pp=0 on stream exchange: 12 forward and 8 backward for 1 region x "
         "4 microbatches; in each microbatch counts 32 B, rows there 512 B, rows back 512 B, "

@@ -24,7 +24,8 @@ def place(
     """Run the selected chunks on the ranks of a slice.
 
     What they receive from chunks on other slices, and send there, travels on `stream`; where both ends
-    name one, on that of the receiver; without one, each pair of slices has its own per direction.
+    name one, on that of the receiver. Each pair of slices has a queue of its own in each direction, so
+    that no message waits for one that goes the other way.
 
     Requires:
         1. `at` is a slice of the mesh that the schedule declared.

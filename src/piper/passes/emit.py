@@ -59,7 +59,7 @@ def emit(
         by_slice[node.slice].append(node)
     declared = {stream.name: stream for stream in graph.streams}
     names = dict.fromkeys([COMPUTE, *declared, *(node.stream for node in graph.nodes.values())])
-    streams = tuple(declared.get(name, Stream(name)) for name in names)
+    streams = tuple(_stream(name, declared) for name in names)
     groups: dict[Group, int] = {}
     for node in graph.nodes.values():
         if isinstance(node, Comm | Read):
@@ -70,6 +70,12 @@ def emit(
         for at in sorted(by_slice)
     )
     return classes, streams, tuple(groups)
+
+
+def _stream(name: str, declared: dict[str, Stream]) -> Stream:
+    """A declared stream, or a part of one, or a new one."""
+    found = declared.get(name) or declared.get(name.partition(":")[0], Stream(name))
+    return msgspec.structs.replace(found, name=name)
 
 
 class _Emitter:

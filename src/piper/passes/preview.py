@@ -21,6 +21,7 @@ from piper.ir.values import Value, accumulation_dtype, dtype_bytes
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed, make_buckets
 from piper.passes.loss import STREAM
+from piper.passes.transfers import message_stream
 from piper.plan.body_spec import TensorSpec
 from piper.plan.types import Bucket
 
@@ -83,7 +84,8 @@ def messages(graph: Graph, specs: Specs) -> Iterator[Foreseen]:
                 assert source.slice is not None and chunk.slice is not None
                 if source.slice != chunk.slice and (name, chunk.slice) not in seen:
                     seen.add((name, chunk.slice))
-                    stream = chunk.transfer or source.transfer or f"{source.slice}>{chunk.slice}"
+                    named = chunk.transfer or source.transfer
+                    stream = message_stream(named, source.slice, chunk.slice)
                     what = _base(name)
                     found[chunk.origin, what, source.slice, chunk.slice, stream].append(name)
     for (origin, what, source_at, at, stream), names in found.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from piper.ir.nodes import Chunk, Comm, Node
-from piper.mesh import Group
+from piper.mesh import Group, Slice
 from piper.passes.draft import Draft, at_slice
 
 
@@ -42,6 +42,13 @@ class _Ends:
         return self.reader(self.makers[value]) if value in self.makers else None
 
 
+def message_stream(named: str, source: Slice, target: Slice) -> str:
+    """The queue of messages between two slices. Each direction has its own, so that none waits behind
+    the other; of a stream that the user named it is a part, with its priority."""
+    way = f"{source}>{target}"
+    return f"{named}:{way}" if named else way
+
+
 def _transfer(draft: Draft, name: str, reader: Node, ends: _Ends) -> str:
     value = draft.values[name]
     copy = at_slice(name, reader.slice)
@@ -53,7 +60,7 @@ def _transfer(draft: Draft, name: str, reader: Node, ends: _Ends) -> str:
     group = Group((value.slice, reader.slice), ())
     served, maker = ends.reader(reader), ends.maker(name)
     named = (served.transfer if served else "") or (maker.transfer if maker else "")
-    stream = named or f"{value.slice}>{reader.slice}"
+    stream = message_stream(named, value.slice, reader.slice)
     for comm, at, source, result in (
         ("send", value.slice, name, wire),
         ("recv", reader.slice, wire, copy),
