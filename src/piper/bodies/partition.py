@@ -22,7 +22,7 @@ from piper.bodies.code import ChunkCode, ChunkInput
 from piper.bodies.joint import Joint
 from piper.plan.body_spec import Ref
 
-Recompute = Literal["", "all", "cheap"]
+Recompute = Literal["", "nothing", "expensive"]  # what is kept
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _Cut:
         self.kept: dict[fx.Node, int] = {}  # what BI gives to BW
         self._keep: set[fx.Node] = set()  # what BI has made, while BW is cut
         self._twin: dict[fx.Node, fx.Node] = {}
-        if recompute != "all":
+        if recompute != "nothing":
             self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
         self._classify(nodes)
 
@@ -174,7 +174,7 @@ class _Cut:
         if node in self._keep and isinstance(node.meta.get("val"), torch.Tensor):
             self.kept.setdefault(node, len(self.kept))
             return True
-        if node in self.on_tangent or self._is_size(node) or self.recompute == "all":
+        if node in self.on_tangent or self._is_size(node) or self.recompute == "nothing":
             return False
         if node in self.outputs:
             return True
@@ -182,7 +182,7 @@ class _Cut:
             return False
         if node in self._twin:
             return True
-        if self.recompute == "cheap" and not _is_expensive(node):
+        if self.recompute == "expensive" and not _is_expensive(node):
             return False
         self.saved[node] = len(self.saved)
         return True
@@ -257,7 +257,7 @@ class _Cut:
             return Ref("saved", self.saved[node])
         if node in self._keep and node in self.kept:
             return Ref("kept", self.kept[node])
-        if self.recompute == "all":
+        if self.recompute == "nothing":
             return None
         node = self._twin.get(node, node)
         if node in self.outputs and node not in self.on_tangent and not self._is_size(node):

@@ -35,6 +35,9 @@ def order(graph: Graph, groups: Sequence[Group], *, origin: int, call: Call) -> 
         >>> s.order([where(MB=0, phase="F"), where(MB=1, phase="F")])
         >>> print(s.history[-1])
         s.order([where(MB=0, phase='F'), where(MB=1, phase='F')])
+        >>> s.order([where(MB=0, phase="F"), [where(MB=1, phase="F"), where(MB=0, phase="B")]])
+        >>> [len(group) for group in s.graph.orders[-1].groups]
+        [1, 2]
     """
     if isinstance(groups, str) or not isinstance(groups, Iterable):
         raise OrderError(

@@ -12,10 +12,9 @@ from piper.ir.nodes import Chunk, Node
 from piper.ir.select import Selector, select
 
 Keep = Literal["nothing", "expensive"]
-_MODES: dict[str, Literal["all", "cheap"]] = {"nothing": "all", "expensive": "cheap"}
 
 
-def recompute(graph: Graph, selector: Selector, *, keep: str, origin: int, call: Call) -> Graph:
+def recompute(graph: Graph, selector: Selector, *, keep: Keep, origin: int, call: Call) -> Graph:
     """Drop what the selected chunks save for their backwards; a backward computes it again.
 
     `keep="nothing"` keeps a chunk's inputs only; `keep="expensive"` also the results of matrix
@@ -33,13 +32,13 @@ def recompute(graph: Graph, selector: Selector, *, keep: str, origin: int, call:
     Example:
         >>> s.recompute(where(PP=0, EP=None), keep="expensive")
         >>> s.graph.nodes["F[PP=0.0]"].recompute
-        'cheap'
+        'expensive'
     """
     if selector.phase or selector.comm:
         raise RecomputeError(
             f"{selector} names a phase", call=call, requirement=1, legal="where() of tags alone"
         )
-    if keep not in _MODES:
+    if keep not in ("nothing", "expensive"):
         raise RecomputeError(
             f"keep={keep!r}", call=call, requirement=2, legal='keep="nothing" or keep="expensive"'
         )
@@ -47,5 +46,5 @@ def recompute(graph: Graph, selector: Selector, *, keep: str, origin: int, call:
     for name in select(graph, selector, call=call):
         node = graph.nodes[name]
         if isinstance(node, Chunk):
-            changed[name] = msgspec.structs.replace(node, recompute=_MODES[keep])
+            changed[name] = msgspec.structs.replace(node, recompute=keep)
     return graph.replacing(changed)

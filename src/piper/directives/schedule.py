@@ -83,6 +83,8 @@ class Schedule:
     ) -> str:
         """Name a queue, with its priority and how many SMs its communication may take.
 
+        `priority` is "normal" or "high"; both are for CUDA, on CPU every stream is alike.
+
         Requires:
             1. No stream has that name yet.
 

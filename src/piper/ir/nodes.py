@@ -55,8 +55,8 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     """A piece of the traced code in one phase, for one microbatch.
 
     `chunk` numbers the piece in the trace; `part` numbers it inside its region; `body` is the key of
-    its code; `forward` names the F whose saved Values a backward reads; `recompute` says what a
-    backward computes again instead of reading it: "all", or what is "cheap"; `transfer` names the
+    its code; `forward` names the F whose saved Values a backward reads; `recompute` says that it
+    computes them again, and what is kept nevertheless; `transfer` names the
     stream of what it receives from and sends to other slices, where the user chose one.
     """
 
@@ -66,7 +66,7 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     body: str = ""
     forward: str = ""
     owners: tuple[Owner, ...] = ()
-    recompute: Literal["", "all", "cheap"] = ""
+    recompute: Literal["", "nothing", "expensive"] = ""
     transfer: str = ""
 
 
