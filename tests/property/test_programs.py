@@ -26,6 +26,9 @@ EXAMPLES = int(os.environ.get("PIPER_FUZZ", "0"))
 SHRINK = bool(os.environ.get("PIPER_FUZZ_SHRINK"))
 FIRST = int(os.environ.get("PIPER_FUZZ_MODELS", "0"))  # the number of the first model
 SPECS = [spec_of(FIRST + number) for number in range(40 if EXAMPLES else 8)]
+SPECS += [
+    spec for spec in SPECS if "moe" in spec.kinds and not spec.random_experts
+]  # twice as often
 ROWS = () if EXAMPLES else (2, 4)  # few sizes of microbatches: each costs a trace of all bodies
 
 RANDOM = st.randoms(use_true_random=not SHRINK)
