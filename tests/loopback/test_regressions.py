@@ -476,3 +476,16 @@ def test_options_of_lower_are_checked(options: dict[str, Any], words: str) -> No
     program = piper.trace(make, random_batch(0).float(), mean_square)
     with pytest.raises(piper.PiperError, match=words):
         program.lower(**options)
+
+
+def test_a_reduction_that_an_order_names_stays_where_it_is() -> None:
+    """Whole gradients are reduced as soon as they are there, but not those that the user has placed."""
+
+    def strategy(s: piper.Schedule) -> None:
+        s.mesh(dp=2)
+        s.replicate(piper.where(), over="dp", zero=2)
+        s.split(piper.where(), "MB", 4)
+        late = piper.where(PP=1, MB=0, comm="reduce_scatter")
+        s.order([piper.where(PP=0, MB=3, phase="B"), late])
+
+    check(two(lambda self, x: self.run_stages(lambda: self.a(x), self.b)), strategy=strategy)

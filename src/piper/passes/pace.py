@@ -99,15 +99,18 @@ class _Pacing:
         return self.bucketed.buckets[bucket].zero
 
     def bound_sums(self, packs: list[str]) -> None:
-        """Reduce a sum as soon as it is there, and start no further one before that is over."""
+        """Reduce a sum as soon as it is there, and start no further one before that is over; but what
+        the user has ordered stays where it is."""
         scatters: list[str] = []
         for name in packs:
             (scatter,) = self.graph.readers[self.graph.nodes[name].outputs[0]]
-            self.moved.add(scatter)
-            self.behind[name].append(self.graph.nodes[scatter])
             scatters.append(scatter)
+            if scatter not in self.ordered:
+                self.moved.add(scatter)
+                self.behind[name].append(self.graph.nodes[scatter])
         for before, pack in zip(scatters, packs[WHOLE_SUMS:], strict=False):
-            self.edges.append(OrderEdge(before, pack, TRACED))
+            if before not in self.ordered:
+                self.edges.append(OrderEdge(before, pack, TRACED))
 
     # Receives
 
