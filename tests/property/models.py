@@ -53,9 +53,11 @@ class Spec:
     def alike(self) -> list[set[int]]:
         """Sets of stages that share parameters, and so have to be replicated alike."""
         sets = [{stage} for stage in range(self.num_stages)]
-        pairs = [*self.ties, *([(0, self.num_stages - 1)] if self.tied_head else [])]
-        last = self.num_stages - 1  # integers are looked up in the embedding, one stage later
-        pairs += [(0, min(i + 1, last)) for i, kind in enumerate(self.kinds) if kind == "integers"]
+        end = 0 if self.returns else self.num_stages - 1  # where the head is
+        pairs = [*self.ties, *([(0, end)] if self.tied_head else [])]
+        # Integers are looked up in the embedding, one stage later.
+        later = [*range(1, self.num_stages), end]
+        pairs += [(0, later[i]) for i, kind in enumerate(self.kinds) if kind == "integers"]
         for one, other in pairs:
             joined = [s for s in sets if one in s or other in s]
             sets = [s for s in sets if s not in joined] + [set().union(*joined)]

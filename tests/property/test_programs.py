@@ -101,9 +101,9 @@ def test_programs_differ() -> None:
     """Seeds give different programs, and nearly every kind of violation."""
     rng, specs = Random(0), [spec_of(number) for number in range(8)]
     combinations, violations = set(), set()
-    for _ in range(150):
+    for _ in range(220):
         strategy = random_strategy(rng, specs, (2, 4))
         combinations.add(combination(strategy))
         violations.add(random_violation(strategy, rng).kind)
-    assert len(combinations) > 120
+    assert len(combinations) > 176
     assert len(violations) > len(VIOLATIONS) - 5
