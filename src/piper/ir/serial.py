@@ -26,7 +26,10 @@ def decode_versioned(data: bytes, kind: type[T], *, version: int) -> T:
     try:
         found = msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
-        raise PlanError(f"not a Piper {name}: {error}") from None
+        raise PlanError(
+            f"not a Piper {name}: {error}",
+            legal="a file that `piper plan FILE.py -o PLAN.json` wrote" if name == "plan" else None,
+        ) from None
     if getattr(found, "version", version) != version:
         raise PlanError(f"a {name} of another version is not readable; this is version {version}")
     return found
