@@ -12,7 +12,7 @@ from piper.api.job import Job
 from piper.directives.schedule import Schedule
 from piper.schedules import SCHEDULES
 from piper.strategies import parallel
-from piper.train.verify import Errors, compare
+from piper.training.verify import Errors, compare
 
 from .zoo import ADAMW, PIECES, batches_of, program_of, reference_of
 

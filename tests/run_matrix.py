@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from piper.train.verify import Errors
+from piper.training.verify import Errors
 from tests.matrix import ALL, AXES, CELLS, LONG, Cell
 from tests.zoo import PIECES, STEPS
 

@@ -14,7 +14,7 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.api.program import Program
-from piper.train.verify import Trained, train_one_device
+from piper.training.verify import Trained, train_one_device
 
 VOCABULARY, WIDTH, LENGTH, BATCH, EXPERTS = 11, 8, 4, 16, 4
 STEPS = 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from piper import Schedule, where
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

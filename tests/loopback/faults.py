@@ -12,7 +12,7 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan, RankClass, Task
 from piper.runtime.loopback import Loopback
-from piper.train.verify import Trained, compare
+from piper.training.verify import Trained, compare
 
 
 def changed(plan: Plan, change: Callable[[RankClass, int, Task], Task]) -> Plan:

@@ -13,7 +13,7 @@ import piper
 from piper.directives.schedule import Schedule
 from piper.errors import TraceError
 from piper.strategies import parallel
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 
 
 def random_batch(seed: int) -> torch.Tensor:

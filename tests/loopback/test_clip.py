@@ -10,7 +10,7 @@ import torch
 
 from piper.api.job import Job
 from piper.strategies import parallel
-from piper.train.verify import Trained, compare, train_one_device
+from piper.training.verify import Trained, compare, train_one_device
 from tests.zoo import ADAMW, CASES, program_of
 
 pytestmark = pytest.mark.xdist_group("clip")  # its jobs are made once

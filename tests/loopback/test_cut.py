@@ -9,7 +9,7 @@ import pytest
 import piper
 from piper.api.program import Program
 from piper.strategies import parallel
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 from tests.zoo import ADAMW, PIECES, Case, Untagged, batches_of
 
 CASE = Case("bare", lambda: Untagged(experts=False, num_stages=8))  # with experts: in test_parity

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import piper
-from piper.train.verify import compare, relative_error, train, train_one_device
+from piper.training.verify import compare, relative_error, train, train_one_device
 from tests.matrix import CELLS, MODEL, Cell, covering
 from tests.strategies import strategy_of
 from tests.zoo import CASES, batches_of, program_of

@@ -16,7 +16,7 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm, Node, Read
 from piper.passes.lower import lower_graph
 from piper.strategies import parallel
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 from tests.zoo import ADAMW, batches_of, program_of
 
 pytestmark = pytest.mark.xdist_group("overlap")  # its jobs are made once

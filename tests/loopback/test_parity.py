@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from piper.train.verify import compare
+from piper.training.verify import compare
 from tests.matrix import AXES, CELLS, Cell, covering, pairs
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of, reference_of

@@ -10,7 +10,7 @@ import piper
 from piper.directives.schedule import Schedule
 from piper.ir.graph import Graph
 from piper.schedules import schedule
-from piper.train.verify import compare
+from piper.training.verify import compare
 from tests.zoo import ADAMW, PIECES, batches_of, program_of, reference_of
 
 SIZE = 512  # bytes, less than any linear layer has

@@ -16,7 +16,7 @@ from piper.plan.summary import slot_bytes
 from piper.runtime.loopback import Loopback
 from piper.runtime.worker import Worker
 from piper.strategies import parallel
-from piper.train.verify import compare
+from piper.training.verify import compare
 from tests.loopback.storages import live, unique_bytes
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 

@@ -14,7 +14,7 @@ from torch import nn
 import piper
 from piper.errors import RunError
 from piper.strategies import parallel
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 from tests.loopback.programs import GM, Sharded, Two, check, mean_square, random_batch, two
 
 

@@ -14,7 +14,7 @@ from piper.api.program import Program
 from piper.plan.types import Slot
 from piper.runtime.worker import Worker
 from piper.strategies import parallel
-from piper.train.verify import train
+from piper.training.verify import train
 from tests.loopback.storages import live, optimizer_tensors, unique_bytes
 from tests.zoo import ADAMW, CASES, batches_of, program_of
 

@@ -7,7 +7,7 @@ import pytest
 import piper
 from piper import Schedule, where
 from piper.strategies import from_json
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 from tests.zoo import ADAMW, batches_of, program_of
 
 FILE = Path(__file__).parents[1] / "null" / "strategies_json" / "two_stages.json"

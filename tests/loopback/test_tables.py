@@ -9,7 +9,7 @@ from piper.directives.schedule import Schedule
 from piper.errors import OrderError, ScheduleError
 from piper.schedules import SCHEDULES, Table, parse_csv, read_table, schedule
 from piper.strategies import parallel
-from piper.train.verify import compare
+from piper.training.verify import compare
 from tests.zoo import ADAMW, PIECES, batches_of, program_of, reference_of
 
 TABLES = Path(__file__).parents[1] / "null" / "conformance" / "tables"

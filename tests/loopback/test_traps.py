@@ -25,7 +25,7 @@ from piper.bodies.store import BodyStore
 from piper.errors import ScheduleError, TraceError
 from piper.schedules import SCHEDULES
 from piper.strategies import parallel
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 

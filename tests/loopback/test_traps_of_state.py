@@ -19,7 +19,7 @@ from piper.api.run import Run
 from piper.plan.types import RankClass, Task
 from piper.runtime.loopback import Loopback
 from piper.strategies import parallel
-from piper.train.verify import Trained, compare, relative_error, train_one_device
+from piper.training.verify import Trained, compare, relative_error, train_one_device
 from tests.loopback.faults import changed, noticed, without_waits
 from tests.loopback.storages import live, optimizer_tensors
 from tests.zoo import ADAMW, batches_of, program_of, reference_of

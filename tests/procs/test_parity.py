@@ -2,7 +2,7 @@
 
 import pytest
 
-from piper.train.verify import compare
+from piper.training.verify import compare
 from tests.matrix import AXES, EXPERTS, MODEL, SCHEDULE, ZERO, Cell
 from tests.procs.conftest import GetPool
 from tests.strategies import strategy_of

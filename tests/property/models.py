@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import piper
 from piper.api.job import Job
 from piper.api.program import Program
-from piper.train.verify import Trained, train_one_device
+from piper.training.verify import Trained, train_one_device
 
 WIDTH, LENGTH, BATCH, VOCABULARY = 4, 3, 24, 7
 KINDS = ("linear", "norm", "attention", "moe", "dropout", "branch", "frozen", "plain", "integers")

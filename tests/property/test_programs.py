@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from piper.errors import PiperError
-from piper.train.verify import compare
+from piper.training.verify import compare
 
 from .coverage import combination, cover
 from .models import batches, make, reference_of, spec_of

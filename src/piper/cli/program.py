@@ -144,7 +144,7 @@ def chosen_strategy(
 def trace_file(module: ModuleType, arguments: argparse.Namespace, *, double: bool = False) -> Any:
     """The program of a FILE under the strategy of the command line."""
     import piper
-    from piper.train.precision import doubled, doubled_model
+    from piper.training.precision import doubled, doubled_model
 
     make_model = doubled_model(module.model) if double else module.model
     batch = doubled(module.batch()) if double else module.batch()

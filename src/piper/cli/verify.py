@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     import piper
-    from piper.train.precision import doubled
-    from piper.train.verify import (
+    from piper.training.precision import doubled
+    from piper.training.verify import (
         GRADIENT_BOUND,
         LOSS_BOUND,
         PARAMETER_BOUND,

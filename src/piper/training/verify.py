@@ -15,7 +15,7 @@ from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture import plain_name
 from piper.runtime.weights import initial_value
-from piper.train.keyed import draws, keyed_step
+from piper.training.keyed import draws, keyed_step
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
 PARAMETER_BOUND = 1e-8
