@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from piper.api.run import Run
 from piper.api.source import Source
 from piper.check import Report
-from piper.errors import RunError
+from piper.errors import RunError, did_you_mean
 from piper.ir.graph import Graph
 from piper.ir.text import graph_to_text
 from piper.plan.diff import diff
 from piper.plan.explain import explain
 from piper.plan.summary import summarize
 from piper.plan.types import Plan
-from piper.runtime.local import LocalPool, LocalRun
+from piper.runtime.local import LocalPool
 from piper.runtime.loopback import Loopback
+from piper.runtime.pool_run import Pool, PoolRun
 from piper.runtime.single import SingleRun
+from piper.runtime.torchrun import TorchrunRun
 
 
 class Job:
@@ -52,22 +55,40 @@ class Job:
         """What differs in the plan of another job; empty if nothing does."""
         return diff(self.plan, other.plan)
 
-    def launch(self, launcher: str | LocalPool = "local", **options: Any) -> Run:
-        """Start the workers: `"local"` processes, `"loopback"` in this process, or `"single"` for a
-        plan of one rank on its device. A LocalPool is used and left running."""
-        if launcher != "single" and self.plan.device != "cpu":
-            raise RunError(
-                f"the plan is for {self.plan.device}, where only one rank can run so far",
-                legal='launch("single"), or lower(device="cpu")',
-            )
-        if options and launcher != "loopback":
-            raise RunError(f"launch takes no {', '.join(options)} here", legal='with "loopback"')
-        if isinstance(launcher, LocalPool):
-            return Run(self.plan, LocalRun(self.plan, self.bodies, pool=launcher))
+    def launch(self, launcher: str | Pool = "local", **options: Any) -> Run:
+        """Start the workers: `"local"` processes, `"torchrun"` in a script that torchrun runs,
+        `"loopback"` with all ranks in this process, or `"single"` for a plan of one rank.
+
+        Options of local: `timeout` (seconds without progress after which a step has failed),
+        `ranks_per_gpu`; of torchrun: `timeout`. A Pool is used and left running.
+        """
+        if not isinstance(launcher, str):
+            self._check_options(options, ())
+            return Run(self.plan, PoolRun(self.plan, self.bodies, launcher))
         if launcher == "loopback":
+            self._check_options(options, ("adversary", "seed", "observe"))
+            if self.plan.device != "cpu":
+                raise RunError("loopback runs on the CPU", legal='lower(device="cpu")')
             return Run(self.plan, Loopback(self.plan, self.bodies, **options))
         if launcher == "single":
+            self._check_options(options, ())
             return Run(self.plan, SingleRun(self.plan, self.bodies))
+        if launcher == "torchrun":
+            self._check_options(options, ("timeout",))
+            return Run(self.plan, TorchrunRun(self.plan, self.bodies, **options))
         if launcher == "local":
-            return Run(self.plan, LocalRun(self.plan, self.bodies))
-        raise RunError(f"no launcher is called {launcher!r}", legal="local, loopback or single")
+            self._check_options(options, ("timeout", "ranks_per_gpu", "report"))
+            make = partial(LocalPool, self.plan.mesh.size, device=self.plan.device, **options)
+            return Run(self.plan, PoolRun(self.plan, self.bodies, make))
+        raise RunError(
+            f"no launcher is called {launcher!r}", legal="local, torchrun, loopback or single"
+        )
+
+    @staticmethod
+    def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
+        for name in options:
+            if name not in known:
+                raise RunError(
+                    f"launch takes no {name} here{did_you_mean(name, known)}",
+                    legal=", ".join(known) or "no options",
+                )

@@ -1,4 +1,4 @@
-"""Distributed: the transport over torch.distributed process groups."""
+"""Distributed: the transport over torch.distributed process groups, gloo on CPUs and NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper.ir.graph import Stream
 from piper.plan.types import Plan
 from piper.runtime.transport import Exchange, Pending
 
@@ -18,39 +19,83 @@ from piper.runtime.transport import Exchange, Pending
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-TIMEOUT = timedelta(seconds=120)  # a peer that does not come ends the run
+# Longer than anybody watches a step: whoever watches says more than a timeout of torch's.
+TIMEOUT = timedelta(hours=1)
+
+Channel = tuple[tuple[int, ...], Stream]
 
 
 class Communicators:
     """Process groups by (ranks, stream); they outlive plans."""
 
-    def __init__(self) -> None:
-        self.groups: dict[tuple[tuple[int, ...], str], Any] = {}
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.groups: dict[Channel, Any] = {}
 
     def prepare(self, plan: Plan) -> None:
         """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
         many there were before, so that members that made different others would never meet."""
-        for ranks, stream in sorted(_needed(plan) - self.groups.keys()):
-            self.groups[ranks, stream] = dist.new_group(list(ranks), timeout=TIMEOUT)
+        needed = _needed(plan)
+        for channel in sorted(needed.keys() - self.groups.keys(), key=_order):
+            ranks, stream = channel
+            if self.device.type == "cpu":
+                self.groups[channel] = dist.new_group(list(ranks), timeout=TIMEOUT)
+                continue
+            self.groups[channel] = dist.new_group(
+                list(ranks), timeout=TIMEOUT, backend="nccl", pg_options=_nccl_options(stream)
+            )
+            if dist.get_rank() in ranks:
+                self._connect(channel, message=needed[channel])
+
+    def _connect(self, channel: Channel, *, message: bool) -> None:
+        """NCCL connects at the first use, which is here and not within a step."""
+        ranks, _ = channel
+        group, tensor = self.groups[channel], torch.zeros(1, device=self.device)
+        if not message:
+            dist.all_reduce(tensor, group=group)
+        elif dist.get_rank() == ranks[0]:
+            dist.send(tensor, ranks[1], group=group)
+        else:
+            dist.recv(tensor, ranks[0], group=group)
+        torch.cuda.synchronize(self.device)
 
 
-def _needed(plan: Plan) -> set[tuple[tuple[int, ...], str]]:
-    found = set()
+def _order(channel: Channel) -> tuple[Any, ...]:
+    ranks, stream = channel
+    return ranks, stream.name, stream.priority, stream.max_sms or 0
+
+
+def _needed(plan: Plan) -> dict[Channel, bool]:
+    """The channels of a plan, and whether they carry messages; else collectives."""
+    found: dict[Channel, bool] = {}
     for part in plan.classes:
         used = {
-            (task.group, task.stream)
+            (task.group, task.stream, task.kind in ("send", "recv"))
             for task in part.tasks
             if task.group >= 0 and task.kind != "read"
         }
         for rank in plan.mesh.ranks(part.slice):
-            for group, stream in used:
-                found.add((plan.groups[group].ranks(plan.mesh, rank), plan.streams[stream].name))
+            for group, stream, message in used:
+                ranks = plan.groups[group].ranks(plan.mesh, rank)
+                found[ranks, plan.streams[stream]] = message
     return found
 
 
+def _nccl_options(stream: Stream) -> Any:
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=stream.priority == "high")
+    if stream.max_sms is not None:
+        options.config.min_ctas = 1
+        options.config.max_ctas = stream.max_sms
+    return options
+
+
 class DistributedTransport:
+    """On a GPU everything is ordered behind the current stream, and it behind the communication."""
+
     def __init__(self, communicators: Communicators) -> None:
         self.groups = communicators.groups
+        self.device = communicators.device
+        self.aside = self.device.type == "cpu"  # else a collective runs on the current stream
 
     def start(
         self,
@@ -61,31 +106,44 @@ class DistributedTransport:
     ) -> Pending:
         group = self.groups[exchange.ranks, exchange.stream]
         if tensor is None:
-            into = _empty(exchange)
+            into = self._empty(exchange) if into is None else into
             work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
             return _Work(work, into)
+        aside = self.aside
         match exchange.task.kind:
             case "send":
                 work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))
                 return _Work(work, keep=tensor)
             case "all_reduce":
                 into = tensor.clone() if into is None else tensor
-                return _Work(dist.all_reduce(into, group=group, async_op=True), into)
+                return _Work(dist.all_reduce(into, group=group, async_op=aside), into)
             case "reduce_scatter":
-                into = _empty(exchange) if into is None else into
-                work = _reduce_scatter(into, tensor, group=group, async_op=True)
+                into = self._empty(exchange) if into is None else into
+                work = _reduce_scatter(into, tensor, group=group, async_op=aside)
                 return _Work(work, into, keep=tensor)
             case "all_gather":
-                into = _empty(exchange) if into is None else into
-                work = _all_gather(into, tensor, group=group, async_op=True)
+                into = self._empty(exchange) if into is None else into
+                work = _all_gather(into, tensor, group=group, async_op=aside)
                 return _Work(work, into, keep=tensor)
             case _:
-                return _all_to_all(exchange, tensor, splits, group)
+                return self._all_to_all(exchange, tensor, splits, group)
 
+    def _empty(self, exchange: Exchange) -> Tensor:
+        (slot,) = exchange.outputs
+        return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
 
-def _empty(exchange: Exchange) -> Tensor:
-    (slot,) = exchange.outputs
-    return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype))
+    def _all_to_all(
+        self, exchange: Exchange, tensor: Tensor, splits: list[list[int]] | None, group: Any
+    ) -> Pending:
+        (slot,) = exchange.outputs
+        send = receive = None
+        shape = slot.shape
+        if splits is not None:
+            send, receive = reversed(splits) if exchange.task.reverse else splits
+            shape = (sum(receive), *tensor.shape[1:])
+        into = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+        work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=self.aside)
+        return _Work(work, into, keep=tensor)
 
 
 def _tag(exchange: Exchange) -> int:
@@ -95,7 +153,7 @@ def _tag(exchange: Exchange) -> int:
 
 @dataclass
 class _Work:
-    work: Any
+    work: Any  # None if the current stream has it already
     result: Tensor | None = None
     keep: Tensor | None = None  # what is being read must live until the end
 
@@ -103,19 +161,6 @@ class _Work:
         return bool(self.work.is_completed())
 
     def finish(self) -> list[Tensor]:
-        self.work.wait()
+        if self.work is not None:
+            self.work.wait()
         return [] if self.result is None else [self.result]
-
-
-def _all_to_all(
-    exchange: Exchange, tensor: Tensor, splits: list[list[int]] | None, group: Any
-) -> Pending:
-    (slot,) = exchange.outputs
-    if splits is None:
-        into = torch.empty(slot.shape, dtype=tensor.dtype)
-        work = dist.all_to_all_single(into, tensor, group=group, async_op=True)
-    else:
-        send, receive = reversed(splits) if exchange.task.reverse else splits
-        into = torch.empty((sum(receive), *tensor.shape[1:]), dtype=tensor.dtype)
-        work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=True)
-    return _Work(work, into, keep=tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -10,53 +11,88 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener, wait
 from typing import Any
 
-from torch import Tensor
-
 from piper.errors import RunError
-from piper.plan.types import Plan, bind
+from piper.runtime.board import Board
+from piper.runtime.devices import devices_of
+from piper.runtime.failure import CAUSES, Failure
 from piper.runtime.messages import receive, send
-from piper.runtime.shares import share_of
+from piper.runtime.mps import Mps
+from piper.runtime.pool_run import Message
 
 START_SECONDS = 120
-REPLY_SECONDS = 600
+LOAD_SECONDS = 1800  # bodies may be compiled
 EXIT_SECONDS = 10
 GRACE_SECONDS = 1.0  # after a failure, time for other ranks to say what they saw
-_CAUSES = ("died", "error", "lost")  # a peer that was lost is the effect, not the cause
+LOOK_SECONDS = 0.5
+Report = Callable[[int, str], None]
 
 
 class LocalPool:
-    """Worker processes that wait for plans of their number of ranks; many plans, one after another."""
+    """Worker processes that wait for plans of their number of ranks; many plans, one after another.
 
-    def __init__(self, num_ranks: int) -> None:
+    A step in which no rank gets further for `timeout` seconds has failed. `ranks_per_gpu` ranks share
+    each card. `report` is told what becomes of each rank.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        device: str = "cpu",
+        ranks_per_gpu: int = 1,
+        timeout: float = 120.0,
+        report: Report | None = None,
+    ) -> None:
         self.num_ranks = num_ranks
-        self._folder = tempfile.mkdtemp(prefix="piper-")
-        key = secrets.token_bytes(16)
-        address = os.path.join(self._folder, "driver")
+        self.device = device
+        self.timeout = timeout
+        self.report = report or (lambda rank, text: None)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection] = []
-        with Listener(address, family="AF_UNIX", backlog=num_ranks, authkey=key) as listener:
-            for rank in range(num_ranks):
-                self.processes.append(self._spawn(rank, address, key))
-            try:
-                self._accept(listener)
-            except BaseException:
-                self.close(kill=True)
-                raise
+        devices = devices_of(num_ranks, device, ranks_per_gpu)
+        self._folder = tempfile.mkdtemp(prefix="piper-")
+        self._mps: Mps | None = None
+        try:
+            self.board = Board(num_ranks, os.path.join(self._folder, "board"))
+            if ranks_per_gpu > 1:
+                self._mps = Mps(self._folder)
+            self._start(devices, ranks_per_gpu)
+        except BaseException:
+            self.close(kill=True)
+            raise
 
-    def _spawn(self, rank: int, address: str, key: bytes) -> subprocess.Popen[bytes]:
+    def _start(self, devices: list[str], ranks_per_gpu: int) -> None:
+        settings = {
+            "num_ranks": self.num_ranks,
+            "devices": devices,
+            "driver": os.getpid(),
+            "timeout": START_SECONDS,
+        }
+        with open(os.path.join(self._folder, "settings.json"), "w") as file:
+            json.dump(settings, file)
+        key = secrets.token_bytes(16)
+        address = os.path.join(self._folder, "driver")
+        with Listener(address, "AF_UNIX", self.num_ranks, authkey=key) as listener:
+            for rank in range(self.num_ranks):
+                self.processes.append(self._spawn(rank, key, ranks_per_gpu))
+            self._accept(listener)
+
+    def _spawn(self, rank: int, key: bytes, ranks_per_gpu: int) -> subprocess.Popen[bytes]:
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "lo",
             **os.environ,
             "PIPER_KEY": key.hex(),
             "OMP_NUM_THREADS": "1",
         }
-        store = os.path.join(self._folder, "store")
-        command = [sys.executable, "-m", "piper.runtime.process"]
-        command += [str(rank), str(self.num_ranks), address, store]
+        if self._mps is not None:
+            # NCCL refuses two ranks on one card of one host.
+            environment |= {**self._mps.env(100 // ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
+        command = [sys.executable, "-m", "piper.runtime.process", str(rank), self._folder]
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
 
     def _accept(self, listener: Listener) -> None:
@@ -68,7 +104,9 @@ class LocalPool:
         while len(found) < self.num_ranks:
             with contextlib.suppress(TimeoutError):
                 connection = listener.accept()
-                found[receive(connection)] = connection
+                hello = receive(connection)
+                found[hello["rank"]] = connection
+                self.report(hello["rank"], f"is up: process {hello['pid']} on {hello['device']}")
             for rank, process in enumerate(self.processes):
                 if process.poll() is not None:
                     raise RunError(
@@ -83,7 +121,7 @@ class LocalPool:
     def alive(self) -> bool:
         return bool(self.connections)
 
-    def ask(self, messages: list[Any]) -> list[Any]:
+    def ask(self, messages: list[Message]) -> list[Any]:
         """Send each rank its message and collect all answers; any failure ends the pool."""
         if not self.alive:
             raise RunError("the worker processes have ended", legal="launch again")
@@ -91,40 +129,40 @@ class LocalPool:
             for connection, message in zip(self.connections, messages, strict=True):
                 with contextlib.suppress(ConnectionError):  # its death is seen when answers come in
                     send(connection, message)
-            return self._collect()
+            return self._collect(messages[0][0])
         except BaseException:
             self.close(kill=True)
             raise
 
-    def _collect(self) -> list[Any]:
+    def _collect(self, command: str) -> list[Any]:
         answers: dict[int, Any] = {}
-        failures: list[tuple[str, int, Any]] = []
-        deadline = time.monotonic() + REPLY_SECONDS
-        while len(answers) < self.num_ranks:
+        failures: list[Failure] = []
+        patience = _Patience(self.board, self.timeout if command == "step" else LOAD_SECONDS)
+        deadline = float("inf")
+        while len(answers) < self.num_ranks and time.monotonic() < deadline:
             missing = {id(c): r for r, c in enumerate(self.connections) if r not in answers}
             waiting = [self.connections[rank] for rank in missing.values()]
-            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for connection in ready:
+            for connection in wait(waiting, timeout=LOOK_SECONDS):
                 rank = missing[id(connection)]
-                status, answers[rank] = self._answer(rank)
+                status, answers[rank] = self._answer(rank, command)
                 if status != "ok":
-                    failures.append((status, rank, answers[rank]))
-            if failures:
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                    failures.append(Failure(status, rank, answers[rank]))
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            if not failures and patience.over():
+                facts = {"seconds": patience.seconds, "command": command}
+                failures.append(Failure("hangs", -1, facts))
+                break
         if failures:
-            raise _failure(*min(failures, key=lambda f: (_CAUSES.index(f[0]), f[1])))
-        silent = [rank for rank in range(self.num_ranks) if rank not in answers]
-        if silent:
-            raise RunError(f"ranks {silent} did not answer within {REPLY_SECONDS} s")
+            failure = min(failures, key=lambda f: (CAUSES.index(f.kind), f.rank))
+            failure.board = self.board.snapshot()
+            raise failure
         return [answers[rank] for rank in range(self.num_ranks)]
 
-    def _answer(self, rank: int) -> tuple[str, Any]:
+    def _answer(self, rank: int, command: str) -> tuple[Any, Any]:
         try:
             return receive(self.connections[rank])
         except (EOFError, ConnectionError):
-            return "died", self.processes[rank].wait(EXIT_SECONDS)
+            return "died", {"code": self.processes[rank].wait(EXIT_SECONDS), "command": command}
 
     def close(self, *, kill: bool = False) -> None:
         """End all processes; `kill` does not wait for work under way."""
@@ -144,6 +182,9 @@ class LocalPool:
         for connection in self.connections:
             connection.close()
         self.connections, self.processes = [], []
+        if self._mps is not None:
+            self._mps.close()
+            self._mps = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LocalPool:
@@ -153,42 +194,17 @@ class LocalPool:
         self.close()
 
 
-def _failure(status: str, rank: int, payload: Any) -> RunError:
-    if status == "died":
-        return RunError(f"rank {rank} ended with exit code {payload}")
-    message = f"rank {rank} failed{payload['where']}: {payload['error']}"
-    return RunError(message, details=payload["trace"])
+class _Patience:
+    """Ends when nothing on the board has changed for some seconds."""
 
+    def __init__(self, board: Board, seconds: float) -> None:
+        self.board = board
+        self.seconds = seconds
+        self.seen = board.snapshot()
+        self.since = time.monotonic()
 
-class LocalRun:
-    """A plan on a pool; the pool is its own unless it was given one."""
-
-    def __init__(
-        self, plan: Plan, bodies: Mapping[str, str], *, pool: LocalPool | None = None
-    ) -> None:
-        if pool is not None and pool.num_ranks != plan.mesh.size:
-            raise RunError(f"the pool has {pool.num_ranks} ranks, the plan {plan.mesh.size}")
-        self.plan = plan
-        self.own_pool = pool is None
-        self.pool = pool or LocalPool(plan.mesh.size)
-        self.ranks = [bind(plan, rank) for rank in range(plan.mesh.size)]
-        message = ("load", (plan.to_json(), dict(bodies)))
-        hashes = self.pool.ask([message] * plan.mesh.size)
-        if set(hashes) != {plan.content_hash()}:
-            raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
-
-    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
-        messages = []
-        for me in self.ranks:
-            share = share_of(self.plan, leaves, me.data_rank)
-            used = {slot.source for slot in me.slots if slot.kind == "batch"}
-            # A view would be sent with the memory of the whole batch.
-            messages.append(("step", {k: v.clone() for k, v in share.items() if k in used}))
-        return self.pool.ask(messages)
-
-    def tensors(self, kind: str) -> list[dict[str, Tensor]]:
-        return self.pool.ask([("tensors", kind)] * self.plan.mesh.size)
-
-    def close(self) -> None:
-        if self.own_pool:
-            self.pool.close()
+    def over(self) -> bool:
+        now = self.board.snapshot()
+        if now != self.seen:
+            self.seen, self.since = now, time.monotonic()
+        return time.monotonic() - self.since > self.seconds

@@ -2,81 +2,63 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 import sys
-import traceback
+import threading
+import time
 from multiprocessing.connection import Client
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from piper.plan.types import plan_from_json
-from piper.runtime.distributed import TIMEOUT, Communicators, DistributedTransport
+from piper.runtime.board import Board
+from piper.runtime.member import Member, join, leave
 from piper.runtime.messages import receive, send
-from piper.runtime.worker import PeerError, Worker
+
+LOOK_SECONDS = 0.5
 
 
-class _Process:
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self.communicators = Communicators()
-        self.worker: Worker | None = None
-
-    def load(self, message: tuple[bytes, dict[str, str]]) -> str:
-        data, bodies = message
-        plan = plan_from_json(data)
-        self.communicators.prepare(plan)
-        transport = DistributedTransport(self.communicators)
-        self.worker = Worker(plan, self.rank, bodies=bodies, transport=transport)
-        return plan.content_hash()
-
-    def step(self, leaves: dict[str, torch.Tensor]) -> dict[str, float]:
-        assert self.worker is not None
-        return self.worker.step(leaves)
-
-    def tensors(self, kind: str) -> dict[str, torch.Tensor]:
-        assert self.worker is not None
-        # A view would be sent with the memory of its whole bucket.
-        return {name: tensor.clone() for name, tensor in self.worker.tensors(kind).items()}
-
-
-def main(rank: int, num_ranks: int, address: str, store: str) -> None:
+def main(rank: int, folder: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, who then ends us
     torch.set_num_threads(1)
-    connection = Client(address, authkey=bytes.fromhex(os.environ.pop("PIPER_KEY")))
-    send(connection, rank)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=num_ranks,
-        timeout=TIMEOUT,
-    )
-    process = _Process(rank)
+    with open(os.path.join(folder, "settings.json")) as file:
+        settings = json.load(file)
+    key = bytes.fromhex(os.environ.pop("PIPER_KEY"))
+    num_ranks, device = settings["num_ranks"], settings["devices"][rank]
+    board = Board(num_ranks, os.path.join(folder, "board"))
+    connection = Client(os.path.join(folder, "driver"), authkey=key)
+    member = Member(rank, device=device, cells=board.cells(rank))
+    _watch(member, settings["driver"], folder)
+    store = os.path.join(folder, "store")
+    send(connection, {"rank": rank, "pid": os.getpid(), "device": device})
+    join(rank, num_ranks, init_method=f"file://{store}", timeout=settings["timeout"])
     try:
         while True:
             name, payload = receive(connection)
             if name == "close":
                 break
-            send(connection, _answer(process, name, payload))
-    except (EOFError, ConnectionError, KeyboardInterrupt):
-        pass  # the driver is gone, or wants us gone
+            send(connection, member.answer(name, payload))
+    except (EOFError, ConnectionError):
+        pass  # the driver is gone
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
-def _answer(process: _Process, name: str, payload: Any) -> tuple[str, Any]:
-    try:
-        return "ok", getattr(process, name)(payload)
-    except Exception as error:
-        worker = process.worker
-        where = f" in {worker.current_task}" if worker and name == "step" else f" in {name}"
-        return ("lost" if isinstance(error, PeerError) else "error"), {
-            "error": f"{type(error).__name__}: {error}",
-            "where": where,
-            "trace": traceback.format_exc().strip().splitlines(),
-        }
+def _watch(member: Member, driver: int, folder: str) -> None:
+    """Beside the work: end with the driver, whatever this rank is waiting for, and say what that is."""
+
+    def look() -> None:
+        while os.getppid() == driver:
+            time.sleep(LOOK_SECONDS)
+            member.look()
+        if member.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True, name="piper-watch").start()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), sys.argv[2])

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from piper.ir.graph import Stream
 from piper.plan.types import Slot, Task
 
 
@@ -15,7 +16,7 @@ class Exchange:
     """One communication task of one rank, with everything decided that can be."""
 
     task: Task
-    stream: str
+    stream: Stream
     rank: int
     ranks: tuple[int, ...]  # of the group, ascending
     outputs: tuple[Slot, ...]

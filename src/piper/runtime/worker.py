@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +13,9 @@ from torch import Tensor
 from piper.bodies.store import load
 from piper.errors import RunError
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
+from piper.runtime.board import STEP, Board
+from piper.runtime.device_order import DeviceOrder
+from piper.runtime.host_order import HostOrder
 from piper.runtime.keys import Keys
 from piper.runtime.transport import Exchange, Pending, Transport
 from piper.runtime.update import Updater, clip_scale
@@ -21,19 +24,12 @@ from piper.runtime.weights import initial_value
 Start = Callable[[], Pending | None]
 
 
-class PeerError(Exception):
-    """A communication broke off, most likely because a peer is gone."""
-
-    def __init__(self, task: str, reason: str) -> None:
-        super().__init__(f"{task} broke off: {reason}")
-
-
 class Worker:
     """Executes the plan of one rank over a transport.
 
     `slots` holds every tensor; a task is started, finished (if it communicates) and then releases
-    what it frees. `step` does so in dispatch order; the loopback engine in any order that the plan's
-    streams and waits allow.
+    what it frees. `step` does so in the order of the device; the loopback engine in any order that
+    the plan's streams and waits allow. `cells` is where the worker says how far it is.
     """
 
     def __init__(
@@ -44,8 +40,10 @@ class Worker:
         bodies: Mapping[str, str],
         transport: Transport,
         device: str = "cpu",
+        cells: memoryview | None = None,
     ) -> None:
         self.plan = plan
+        self.cells = Board(1).cells(0) if cells is None else cells
         self.me = bind(plan, rank)
         self.device = torch.device(device)
         self.transport = transport
@@ -69,9 +67,7 @@ class Worker:
             "reduce_scatter": self._exchange, "all_gather": self._exchange,
         }  # fmt: skip
         self.starts: list[Start] = [prepare[task.kind](task) for task in self.me.tasks]
-        self._before = _finished_before(self.me.tasks)
-        self._pending: dict[int, deque[tuple[int, Pending]]] = defaultdict(deque)  # per stream
-        self._at = 0
+        self.order = DeviceOrder(self) if self.device.type == "cuda" else HostOrder(self)
 
     def _fill_model(self, bodies: Mapping[str, str]) -> None:
         for index, slot in enumerate(self.me.slots):
@@ -244,7 +240,7 @@ class Worker:
     def _exchange(self, task: Task) -> Start:
         exchange = Exchange(
             task=task,
-            stream=self.plan.streams[task.stream].name,
+            stream=self.plan.streams[task.stream],
             rank=self.me.rank,
             ranks=self.me.groups[task.group],
             outputs=tuple(s for s in (self.me.slots[i] for i in task.writes) if s.base < 0),
@@ -275,44 +271,12 @@ class Worker:
         self.keys.load(self.slots)
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
-        """One training step in dispatch order; the loss and count of the whole batch."""
-        self.load_batch(leaves)
-        with torch.no_grad():
-            for index, start in enumerate(self.starts):
-                self._at = index
-                self._start(index, start)
-            for stream in self._pending:
-                self._finish(stream, len(self.starts))
-        return self.results()
-
-    def _start(self, index: int, start: Start) -> None:
-        for before in self._before[index]:
-            self._finish(self.me.tasks[before].stream, before)
-        pending = start()
-        if pending is None:
-            self.release(index)
-            return
-        queue = self._pending[self.me.tasks[index].stream]
-        while queue and queue[0][1].ready():
-            self._finish(self.me.tasks[index].stream, queue[0][0])
-        queue.append((index, pending))
-
-    def _finish(self, stream: int, last: int) -> None:
-        """Finish a stream's communications up to task `last`: a stream is in order."""
-        queue = self._pending[stream]
-        while queue and queue[0][0] <= last:
-            index, pending = queue.popleft()
-            try:
-                results = pending.finish()
-            except RuntimeError as error:
-                raise PeerError(self.me.tasks[index].name, str(error)) from error
-            self.write(index, results)
-            self.release(index)
-
-    @property
-    def current_task(self) -> str:
-        """The task that was started last, for errors."""
-        return self.me.tasks[self._at].name
+        """One training step; the loss and count of the whole batch."""
+        self.cells[STEP] += 1
+        with torch.no_grad(), self.order.home():
+            self.load_batch(leaves)
+            self.order.run()
+            return self.results()
 
     def write(self, index: int, results: list[Tensor]) -> None:
         """Fill what a communication wrote; what stays keeps its memory, in which others have a part."""
@@ -322,10 +286,6 @@ class Worker:
                 self._set(slot, result)
             elif result is not self.slots[slot]:
                 self.slots[slot].copy_(result)
-
-    def release(self, index: int) -> None:
-        for slot in self.me.tasks[index].frees:
-            self.free(slot)
 
     def free(self, slot: int) -> None:
         """Forget a slot's tensor; communication under way keeps what it needs."""
@@ -359,18 +319,3 @@ def _gradients(flat: Tensor, bucket: Bucket) -> list[Tensor]:
         flat[start : start + math.prod(shape)].view(shape)
         for start, shape in zip(bucket.offsets, bucket.shapes, strict=True)
     ]
-
-
-def _finished_before(tasks: tuple[Task, ...]) -> list[tuple[int, ...]]:
-    """Per task, the communications that must be finished first: its waits, and earlier ones of its own
-    stream that touch the same slots (a stream runs in order, so that the plan has no wait for them)."""
-    found: list[tuple[int, ...]] = []
-    touched: dict[tuple[int, int], int] = {}  # (stream, slot) -> last communication
-    for index, task in enumerate(tasks):
-        slots = (*task.reads, *task.writes, *task.frees)
-        own = [touched[task.stream, s] for s in slots if (task.stream, s) in touched]
-        found.append(tuple(dict.fromkeys((*task.waits, *own))))
-        if task.group >= 0 and task.kind != "read":
-            for slot in slots:
-                touched[task.stream, slot] = index
-    return found

@@ -1,0 +1,28 @@
+"""Devices: which card each rank of a machine uses."""
+
+from __future__ import annotations
+
+import torch
+
+from piper.errors import RunError
+
+
+def devices_of(num_ranks: int, device: str, ranks_per_gpu: int = 1) -> list[str]:
+    """Consecutive ranks share a card where several are to."""
+    if ranks_per_gpu < 1:
+        raise RunError(f"ranks_per_gpu={ranks_per_gpu}", legal="at least 1")
+    if device == "cpu":
+        if ranks_per_gpu > 1:
+            raise RunError(
+                f"ranks_per_gpu={ranks_per_gpu}, but the plan is for the CPU",
+                legal='lower(device="cuda")',
+            )
+        return ["cpu"] * num_ranks
+    cards = torch.cuda.device_count()
+    if num_ranks > cards * ranks_per_gpu:
+        raise RunError(
+            f"{num_ranks} ranks, {ranks_per_gpu} on each GPU, but there "
+            f"{'is' if cards == 1 else 'are'} {cards}",
+            legal=f"ranks_per_gpu={-(-num_ranks // cards)}" if cards else 'lower(device="cpu")',
+        )
+    return [f"cuda:{rank // ranks_per_gpu}" for rank in range(num_ranks)]
