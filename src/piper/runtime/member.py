@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -52,7 +54,22 @@ class Member:
         return plan.content_hash()
 
     def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
-        return self.workers[payload.get("name", "train")].step(payload["leaves"])
+        worker = self.workers[payload.get("name", "train")]
+        with self._profiled(payload.get("trace")):
+            return worker.step(payload["leaves"])
+
+    @contextlib.contextmanager
+    def _profiled(self, folder: str | None) -> Iterator[None]:
+        """Write what torch's profiler sees to `rank0.json.gz` in a folder."""
+        if folder is None:
+            yield
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as profile:
+            yield
+        profile.export_chrome_trace(os.path.join(folder, f"rank{self.rank}.json.gz"))
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""

@@ -72,14 +72,17 @@ class PoolRun:
         except Failure as failure:
             raise as_error(failure, self.plan) from None
 
-    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
+    def step(
+        self, leaves: Mapping[str, Tensor], *, trace: str | None = None
+    ) -> list[dict[str, float]]:
+        """One step; with `trace`, a folder that gets what torch's profiler saw on each rank."""
         messages = []
         for me in self.ranks:
             share = share_of(self.plan, leaves, me.data_rank)
             used = {slot.source for slot in me.slots if slot.kind == "batch"}
             # A view would be sent with the memory of the whole batch.
             mine = {k: v.clone() for k, v in share.items() if k in used}
-            messages.append(("step", {"leaves": mine}))
+            messages.append(("step", {"leaves": mine, "trace": trace}))
         return self.ask(messages)
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
