@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import Optimizer
 from piper.runtime.factory import make_optimizer
@@ -37,6 +39,17 @@ class Updater:
         for master, grad in zip(self.masters, grads, strict=True):
             master.grad = grad
         self._take(scale)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """From the next step on, take these arguments instead of the plan's."""
+        (group,) = self.optimizer.param_groups
+        legal = [key for key in self.optimizer.defaults if key in group]
+        for key, value in options.items():
+            if key not in legal:
+                raise RunError(
+                    f"{type(self.optimizer).__name__} has no {key!r}", legal=", ".join(legal)
+                )
+            group[key] = value
 
     def keep(self) -> None:
         """Remember everything that the next step changes."""
