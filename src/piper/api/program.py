@@ -37,7 +37,7 @@ from piper.passes.pieces import piece_sizes
 from piper.passes.preview import Foreseen, foresee, preview_text
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import BatchLeaf, Optimizer, Plan
-from piper.runtime.update import check_optimizer
+from piper.runtime.factory import Factory, resolve_optimizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -113,7 +113,7 @@ class Program:
     def lower(
         self,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Factory | None = None,
         device: str = "cpu",
         seed: int = 0,
         clip: float | None = None,
@@ -122,21 +122,20 @@ class Program:
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
-        Without an optimizer it is SGD with a learning rate of 0.1. `seed` decides initial weights and
-        dropout. `clip` is the largest norm that all gradients together may have: Updates wait for the
-        norm or, with `late_clip`, start at once and are made again where it turns out too large.
+        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, or
+        `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning rate of 0.1.
+        `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
+        together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
+        again where it turns out too large.
         A plan that needs more than `memory_limit` ("80GiB") on some rank is refused.
         """
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise PlanError(
-                f"optimizer is {optimizer!r}", legal="piper.adamw(lr=...) or piper.sgd(lr=...)"
-            )
         if clip is not None and not (isinstance(clip, int | float) and clip > 0):
             raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
-        chosen = optimizer or Optimizer("SGD", {"lr": 0.1})
-        check_optimizer(chosen)
+        chosen = resolve_optimizer(
+            Optimizer("SGD", {"lr": 0.1}) if optimizer is None else optimizer
+        )
         limit = None if memory_limit is None else parse_size(memory_limit)
         with _no_collections():
             return self._lower(chosen, device, seed, clip, late_clip, limit)
@@ -192,6 +191,7 @@ class Program:
             device=device,
             clip=clip,
             late=late,
+            optimizer=optimizer,
         )
         classes, streams, groups = emit(graph, bucketed)
         tensors = {

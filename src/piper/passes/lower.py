@@ -18,7 +18,9 @@ from piper.passes.loss import report_loss
 from piper.passes.pace import pace
 from piper.passes.schedule import crossed_messages, schedule
 from piper.passes.transfers import transfer_values
+from piper.passes.whole import check_whole
 from piper.plan.body_spec import TensorSpec
+from piper.plan.types import Optimizer
 
 
 def data_axes(graph: Graph) -> tuple[str, ...]:
@@ -53,6 +55,7 @@ def lower_graph(
     device: str = "cpu",
     clip: float | None = None,
     late: bool = False,
+    optimizer: Optimizer | None = None,
 ) -> tuple[Graph, Bucketed]:
     """The physical graph in dispatch order, and its buckets."""
     draft = bind_bodies(logical, bodies, specs)
@@ -60,6 +63,8 @@ def lower_graph(
     axes = data_axes(logical)
     divisor = report_loss(draft, slices, axes)
     bucketed = make_buckets(logical, specs, calls)
+    if optimizer is not None:
+        check_whole(optimizer, logical, bucketed, specs, calls)
     gradients = reduce_gradients(draft, bucketed)
     clipping = None
     if clip is not None:

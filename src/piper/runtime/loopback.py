@@ -224,6 +224,10 @@ class Loopback:
         if stuck:
             raise RunError("no rank can go on", details=[line for lines in stuck for line in lines])
 
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        for worker in self.workers:
+            worker.set_options(options)
+
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return [worker.tensors(kind) for worker in self.workers]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -35,6 +36,9 @@ class SingleRun:
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         return [self.worker.step(leaves)]
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        self.worker.set_options(options)
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return [{k: v.cpu() for k, v in self.worker.tensors(kind).items()}]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from piper.errors import PlanError
+from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import Optimizer
+from piper.runtime.factory import make_optimizer
 
 
 class Updater:
@@ -19,8 +21,7 @@ class Updater:
         self.masters = [torch.nn.Parameter(_master(param)) for param in params]
         pairs = zip(params, self.masters, strict=True)
         self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
-        make = getattr(torch.optim, optimizer.name)
-        self.optimizer = make(self.masters, **optimizer.options)
+        self.optimizer = make_optimizer(optimizer, self.masters)
         # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
         self.spoils = bool(optimizer.options.get("nesterov"))
         self._before: list[tuple[Tensor, Tensor]] | None = None
@@ -38,6 +39,17 @@ class Updater:
         for master, grad in zip(self.masters, grads, strict=True):
             master.grad = grad
         self._take(scale)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """From the next step on, take these arguments instead of the plan's."""
+        (group,) = self.optimizer.param_groups
+        legal = [key for key in self.optimizer.defaults if key in group]
+        for key, value in options.items():
+            if key not in legal:
+                raise RunError(
+                    f"{type(self.optimizer).__name__} has no {key!r}", legal=", ".join(legal)
+                )
+            group[key] = value
 
     def keep(self) -> None:
         """Remember everything that the next step changes."""
@@ -72,17 +84,6 @@ class Updater:
             master.grad = grad
         if self.narrow:
             torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
-
-
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise unless torch takes the optimizer's arguments."""
-    try:
-        getattr(torch.optim, optimizer.name)([torch.zeros(1)], **optimizer.options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PlanError(
-            f"{optimizer.name} does not take {optimizer.options}: {error}",
-            legal=f"the arguments of torch.optim.{optimizer.name}",
-        ) from None
 
 
 def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tensor:

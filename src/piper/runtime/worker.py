@@ -270,6 +270,11 @@ class Worker:
             self.slots[index] = part.to(self.device).contiguous()
         self.keys.load(self.slots)
 
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """From the next step on, optimizers have these values, such as {"lr": 3e-4}."""
+        for updater in self.updaters.values():
+            updater.set_options(options)
+
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step; the loss and count of the whole batch."""
         self.cells[STEP] += 1
