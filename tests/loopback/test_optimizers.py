@@ -20,7 +20,7 @@ from piper.plan.types import Optimizer
 from piper.runtime.factory import resolve_optimizer
 from piper.runtime.update import Updater
 from piper.strategies import parallel
-from piper.train.verify import compare, train_one_device
+from piper.training.verify import compare, train_one_device
 from tests.zoo import batches_of, program_of
 
 ELEMENTWISE: list[tuple[str, dict[str, Any]]] = [

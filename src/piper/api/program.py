@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,12 +31,13 @@ from piper.ir.serial import graph_to_json
 from piper.ir.sizes import parse_size
 from piper.ir.text import graph_to_text
 from piper.ir.verify import verify
+from piper.mesh import Mesh
 from piper.passes.emit import emit
 from piper.passes.lower import data_axes, local_rows, lower_graph
 from piper.passes.pieces import piece_sizes
 from piper.passes.preview import Foreseen, foresee, preview_text
 from piper.plan.body_spec import ChunkBodies
-from piper.plan.types import BatchLeaf, Optimizer, Plan
+from piper.plan.types import BatchLeaf, Optimizer, Plan, RankClass
 from piper.runtime.factory import Factory, resolve_optimizer
 
 if TYPE_CHECKING:
@@ -221,10 +222,21 @@ class Program:
             bodies=tuple(sorted(used)),
             buckets=bucketed.buckets,
             history=tuple(self.history),
+            flops=_model_flops(logical.mesh, classes, flops),
         )
         report = check_plan(plan, memory_limit=memory_limit)
         texts = {name: self.source.bodies.texts[name] for name in plan.bodies}
         return Job(self.source, graph, plan, texts, report)
+
+
+def _model_flops(mesh: Mesh, classes: Sequence[RankClass], flops: Mapping[str, float]) -> float:
+    """Of a step over all ranks: a backward has twice those of its forward; recomputing adds none."""
+    forward = 0.0
+    for found in classes:
+        ranks = mesh.size_of(mesh.free(found.slice))
+        bodies = (task.body for task in found.tasks if task.kind == "run" and task.phase == "F")
+        forward += ranks * sum(flops.get(body, 0.0) for body in bodies)
+    return 3 * forward
 
 
 @contextlib.contextmanager

@@ -183,6 +183,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     buckets: tuple[Bucket, ...] = ()
     clip: float | None = None
     history: tuple[Record, ...] = ()
+    flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
     version: int = VERSION
 
     @property

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.plan.types import Plan
+from piper.runtime.devices import device_facts
+from piper.runtime.pool_run import Reading
 from piper.runtime.shares import share_of
+from piper.runtime.storages import measured_bytes
 from piper.runtime.transport import Exchange, Pending
 from piper.runtime.worker import Worker
 
@@ -171,6 +174,8 @@ class Loopback:
     `observe` sees a worker after each thing that it did, so that what it holds can be measured.
     """
 
+    reading: Reading = "driver"
+
     def __init__(
         self,
         plan: Plan,
@@ -230,6 +235,12 @@ class Loopback:
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return [worker.tensors(kind) for worker in self.workers]
+
+    def memory(self) -> list[dict[str, int]]:
+        return [measured_bytes(worker) for worker in self.workers]
+
+    def describe(self) -> list[dict[str, str]]:
+        return [device_facts(worker.device) for worker in self.workers]
 
     def close(self) -> None:
         self.workers.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import traceback
 from collections.abc import Mapping
@@ -14,9 +13,12 @@ from torch import Tensor
 
 from piper.plan.types import plan_from_json
 from piper.runtime.board import Board, clear
+from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
 from piper.runtime.host_order import PeerError
-from piper.runtime.storages import held_bytes
+from piper.runtime.reading import Reader, function_of
+from piper.runtime.shares import Share
+from piper.runtime.storages import measured_bytes
 from piper.runtime.worker import Worker
 
 
@@ -32,6 +34,7 @@ class Member:
         clear(self.cells)
         self.communicators = Communicators(self.device)
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
+        self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
 
     def load(self, payload: Mapping[str, Any]) -> str:
         """Get ready for a plan. A new one to train on replaces all that were loaded."""
@@ -39,6 +42,7 @@ class Member:
         name = payload.get("name", "train")
         if name == "train":
             self.workers.clear()
+            self.readers.clear()
             clear(self.cells)
         self.communicators.prepare(plan)
         self.workers[name] = Worker(
@@ -52,7 +56,35 @@ class Member:
         return plan.content_hash()
 
     def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
-        return self.workers[payload.get("name", "train")].step(payload["leaves"])
+        """Run a plan on the leaves that were sent, else on the batch that was fetched."""
+        name = payload.get("name", "train")
+        worker = self.workers[name]
+        if payload.get("options"):
+            worker.set_options(payload["options"])
+        leaves = payload.get("leaves")
+        if leaves is None:
+            reader = self.readers[name]
+            leaves = reader.take() if reader else {}
+        return worker.step(leaves)
+
+    def read(self, payload: Mapping[str, Any]) -> None:
+        """From now on, or again from its start, read this data rank's share from a function."""
+        worker = self.workers[payload["name"]]
+        plan, me = worker.plan, worker.me
+        reader = None
+        if worker.batch_slots:
+            share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
+            reader = Reader(function_of(payload["function"]), share, plan)
+        self.readers[payload["name"]] = reader
+
+    def fetch(self, name: str) -> bool | None:
+        """Read the next batch: whether there was one, or None if this rank needs none."""
+        reader = self.readers[name]
+        return reader.fetch() if reader else None
+
+    def describe(self, _: object = None) -> dict[str, str]:
+        """The device: its name, and an identity that no other device has."""
+        return device_facts(self.device)
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""
@@ -61,12 +93,7 @@ class Member:
 
     def memory(self, _: object = None) -> dict[str, int]:
         """Bytes by what they are for, measured on live storages, and the most that was in use."""
-        worker = self.workers["train"]
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device)
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {**held_bytes(worker), "peak": peak}
+        return measured_bytes(self.workers["train"])
 
     def look(self) -> None:
         """Note on the board what a device is busy with, which its host does not see."""

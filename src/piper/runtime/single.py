@@ -9,6 +9,9 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.plan.types import Plan
+from piper.runtime.devices import device_facts
+from piper.runtime.pool_run import Reading
+from piper.runtime.storages import measured_bytes
 from piper.runtime.transport import Exchange, Pending
 from piper.runtime.worker import Worker
 
@@ -27,6 +30,8 @@ class _Alone:
 
 
 class SingleRun:
+    reading: Reading = "driver"
+
     def __init__(self, plan: Plan, bodies: Mapping[str, str]) -> None:
         if plan.mesh.size != 1:
             raise RunError(
@@ -42,6 +47,12 @@ class SingleRun:
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return [{k: v.cpu() for k, v in self.worker.tensors(kind).items()}]
+
+    def memory(self) -> list[dict[str, int]]:
+        return [measured_bytes(self.worker)]
+
+    def describe(self) -> list[dict[str, str]]:
+        return [device_facts(self.worker.device)]
 
     def close(self) -> None:
         self.worker.slots.clear()
