@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from piper.api.run import Run
+from piper.api.run import Run, Workers
 from piper.api.source import Source
 from piper.check import Report
-from piper.errors import RunError
+from piper.errors import PlanError, RunError
 from piper.ir.graph import Graph
 from piper.ir.text import graph_to_text
 from piper.plan.diff import diff
@@ -30,12 +30,26 @@ class Job:
         plan: Plan,
         bodies: Mapping[str, str],
         report: Report,
+        evaluation: Callable[[], Job] | None = None,
     ) -> None:
         self.source = source
         self.graph = graph
         self.plan = plan
         self.bodies = bodies
         self.report = report
+        self._make_evaluation = evaluation
+        self._evaluation: Job | None = None
+
+    def evaluation(self) -> Job:
+        """The same program under the same strategy, forwards only and with the model in eval() mode.
+
+        It keeps parameters as this job does, so that its workers can share theirs; made once.
+        """
+        if self._make_evaluation is None:
+            raise PlanError("the job is an evaluation itself", legal="evaluation of a training job")
+        if self._evaluation is None:
+            self._evaluation = self._make_evaluation()
+        return self._evaluation
 
     def summary(self) -> str:
         """Ranks, tasks and peak memory per class."""
@@ -63,11 +77,18 @@ class Job:
         if options and launcher != "loopback":
             raise RunError(f"launch takes no {', '.join(options)} here", legal='with "loopback"')
         if isinstance(launcher, LocalPool):
-            return Run(self.plan, LocalRun(self.plan, self.bodies, pool=launcher))
+            return self._run(LocalRun(self.plan, self.bodies, pool=launcher))
         if launcher == "loopback":
-            return Run(self.plan, Loopback(self.plan, self.bodies, **options))
+            return self._run(Loopback(self.plan, self.bodies, **options))
         if launcher == "single":
-            return Run(self.plan, SingleRun(self.plan, self.bodies))
+            return self._run(SingleRun(self.plan, self.bodies))
         if launcher == "local":
-            return Run(self.plan, LocalRun(self.plan, self.bodies))
+            return self._run(LocalRun(self.plan, self.bodies))
         raise RunError(f"no launcher is called {launcher!r}", legal="local, loopback or single")
+
+    def _run(self, workers: Workers) -> Run:
+        def evaluation() -> tuple[Plan, Mapping[str, str]]:
+            job = self.evaluation()
+            return job.plan, job.bodies
+
+        return Run(self.plan, workers, evaluation)

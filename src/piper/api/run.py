@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,9 @@ class Workers(Protocol):
     """What every launcher gives: all ranks of a plan, driven from here."""
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]: ...
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
+    ) -> list[dict[str, float]]: ...
     def tensors(self, kind: str) -> list[dict[str, Tensor]]: ...
     def close(self) -> None: ...
 
@@ -39,13 +42,30 @@ class StepResult:
 class Run:
     """Use as a context manager: leaving it ends the workers."""
 
-    def __init__(self, plan: Plan, workers: Workers) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        workers: Workers,
+        evaluation: Callable[[], tuple[Plan, Mapping[str, str]]] | None = None,
+    ) -> None:
         self.plan = plan
         self.workers = workers
+        self._evaluation = evaluation
         self.closed = False
 
     def step(self, batch: Any) -> StepResult:
         """Train on one global batch."""
+        return _result(self.workers.step(self._leaves(batch)))
+
+    def evaluate(self, batch: Any) -> StepResult:
+        """The loss of one global batch with the model in eval() mode; nothing is trained."""
+        leaves = self._leaves(batch)
+        if self._evaluation is None:
+            raise RunError("the run has no evaluation", legal="job.launch(...) of a training job")
+        plan, bodies = self._evaluation()
+        return _result(self.workers.evaluate(plan, bodies, leaves))
+
+    def _leaves(self, batch: Any) -> dict[str, Tensor]:
         if self.closed:
             raise RunError("the run is closed", legal="steps inside of the with block")
         leaves = batch_leaves(batch)
@@ -58,14 +78,7 @@ class Run:
                 f"{traced.get(name, 'missing')}",
                 legal="what changes from step to step as a tensor",
             )
-        results = self.workers.step(leaves)
-        losses = {result["loss"] / result["count"] for result in results}
-        if len(losses) != 1 and all(loss == loss for loss in losses):
-            raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
-        count = results[0]["count"]
-        squares = results[0].get("squares")
-        norm = None if squares is None else math.sqrt(squares) / count
-        return StepResult(results[0]["loss"] / count, count, norm)
+        return leaves
 
     def _check(self, leaves: Mapping[str, Tensor]) -> None:
         for name, wanted in self.plan.batch.items():
@@ -73,7 +86,8 @@ class Run:
                 raise RunError(f"the batch has no {name}", legal=", ".join(self.plan.batch))
             leaf = leaves[name]
             dtype = str(leaf.dtype).removeprefix("torch.")
-            if tuple(leaf.shape) != wanted.shape or dtype != wanted.dtype:
+            cast = wanted.dtype == "bfloat16" and leaf.is_floating_point()
+            if tuple(leaf.shape) != wanted.shape or (dtype != wanted.dtype and not cast):
                 raise RunError(
                     f"{name} is {dtype}{list(leaf.shape)}",
                     legal=f"{wanted.dtype}{list(wanted.shape)}, as in the example batch",
@@ -82,6 +96,10 @@ class Run:
     def parameters(self) -> dict[str, Tensor]:
         """All parameters, whole."""
         return whole_tensors(self.plan, "param", self.workers.tensors("param"))
+
+    def masters(self) -> dict[str, Tensor]:
+        """All trained parameters, whole, in the dtype in which they are stepped."""
+        return whole_tensors(self.plan, "master", self.workers.tensors("master"))
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""
@@ -100,3 +118,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _result(results: list[dict[str, float]]) -> StepResult:
+    losses = {result["loss"] / result["count"] for result in results}
+    if len(losses) != 1 and all(loss == loss for loss in losses):
+        raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
+    count = results[0]["count"]
+    squares = results[0].get("squares")
+    norm = None if squares is None else math.sqrt(squares) / count
+    return StepResult(results[0]["loss"] / count, count, norm)

@@ -186,6 +186,11 @@ class LocalRun:
             messages.append(("step", {k: v.clone() for k, v in share.items() if k in used}))
         return self.pool.ask(messages)
 
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
+    ) -> list[dict[str, float]]:
+        raise RunError("processes cannot evaluate yet", legal='launch("loopback") or ("single")')
+
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return self.pool.ask([("tensors", kind)] * self.plan.mesh.size)
 
