@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +26,11 @@ class Workers(Protocol):
 
     def step(self, leaves: Any) -> list[dict[str, float]]:
         """Train on leaves of the global batch, or on None: what the ranks have read themselves."""
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Any
+    ) -> list[dict[str, float]]:
+        """The loss on leaves or on what was read, by an evaluation of the plan."""
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         """With the next step optimizers have these values."""
@@ -51,9 +56,15 @@ class StepResult:
 class Run:
     """Use as a context manager: leaving it ends the workers."""
 
-    def __init__(self, plan: Plan, workers: Workers) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        workers: Workers,
+        evaluation: Callable[[], tuple[Plan, Mapping[str, str]]] | None = None,
+    ) -> None:
         self.plan = plan
         self.workers = workers
+        self._evaluation = evaluation
         self.closed = False
         self._fetched: dict[str, bool] = {}  # by role: whether the ranks hold an unused batch
 
@@ -63,6 +74,17 @@ class Run:
         Under torchrun a rank may give the global batch or its own rows of it.
         """
         return _result(self.workers.step(self._leaves(batch, "train")))
+
+    def evaluate(self, batch: Any = None) -> StepResult:
+        """The loss of one batch with the model in eval() mode; nothing is trained."""
+        plan, bodies = self._evaluated()
+        leaves = self._leaves(batch, "eval")
+        return _result(self.workers.evaluate(plan, bodies, leaves))
+
+    def _evaluated(self) -> tuple[Plan, Mapping[str, str]]:
+        if self._evaluation is None:
+            raise RunError("the run has no evaluation", legal="job.launch(...) of a training job")
+        return self._evaluation()
 
     def read(self, data: Data, *, name: str = "train") -> None:
         """Have every rank read its own rows: from now on `step` takes no batch.
@@ -75,6 +97,8 @@ class Run:
                 "the ranks of this run have no processes of their own to read in",
                 legal='launch("local") or launch("ray"); piper.train reads for all launchers',
             )
+        if name == "eval":
+            workers.load(*self._evaluated(), name)
         workers.read(data, name)
         self._fetched[name] = False
 
@@ -119,6 +143,10 @@ class Run:
     def parameters(self) -> dict[str, Tensor]:
         """All parameters, whole."""
         return whole_tensors(self.plan, "param", self.workers.tensors("param"))
+
+    def masters(self) -> dict[str, Tensor]:
+        """All trained parameters, whole, in the dtype in which they are stepped."""
+        return whole_tensors(self.plan, "master", self.workers.tensors("master"))
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""

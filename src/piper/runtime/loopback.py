@@ -194,11 +194,26 @@ class Loopback:
             Worker(plan, rank, bodies=bodies, transport=self.transport)
             for rank in range(plan.mesh.size)
         ]
+        self.evaluating: list[Worker] = []
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
+        return self._run(self.workers, leaves)
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
+    ) -> list[dict[str, float]]:
+        """Run an evaluation of the plan on its live parameters."""
+        if not self.evaluating:
+            self.evaluating = [
+                Worker(plan, w.me.rank, bodies=bodies, transport=self.transport, shares=w)
+                for w in self.workers
+            ]
+        return self._run(self.evaluating, leaves)
+
+    def _run(self, workers: list[Worker], leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         engines = []
-        for worker in self.workers:
-            share = share_of(self.plan, leaves, worker.me.data_rank)
+        for worker in workers:
+            share = share_of(worker.plan, leaves, worker.me.data_rank)
             worker.load_batch({k: v.clone() for k, v in share.items()})
             engines.append(_Engine(worker, poison=self.adversary))
         try:
@@ -206,7 +221,7 @@ class Loopback:
                 self._drive(engines)
         finally:  # a step that failed leaves nothing for the next one
             self.transport.clear()
-        return [worker.results() for worker in self.workers]
+        return [worker.results() for worker in workers]
 
     def _drive(self, engines: list[_Engine]) -> None:
         favour: dict[tuple[int, int], float] = {}
@@ -244,6 +259,7 @@ class Loopback:
 
     def close(self) -> None:
         self.workers.clear()
+        self.evaluating.clear()
 
 
 class _Engine:

@@ -37,7 +37,8 @@ class Member:
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
 
     def load(self, payload: Mapping[str, Any]) -> str:
-        """Get ready for a plan. A new one to train on replaces all that were loaded."""
+        """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
+        the parameters of that one."""
         plan = plan_from_json(payload["plan"])
         name = payload.get("name", "train")
         if name == "train":
@@ -52,6 +53,7 @@ class Member:
             transport=DistributedTransport(self.communicators),
             device=str(self.device),
             cells=self.cells,
+            shares=self.workers.get("train") if name != "train" else None,
         )
         return plan.content_hash()
 

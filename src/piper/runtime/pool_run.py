@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from piper.errors import RunError
-from piper.plan.types import Plan, bind
+from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure import Failure, as_error
 from piper.runtime.reading import Data, reference
 from piper.runtime.shares import share_of
@@ -48,7 +48,8 @@ class PoolRun:
         self.plan = plan
         self.options = {"compile": compile}
         self._set: dict[str, Any] = {}  # what optimizers are set to with the next step
-        self.ranks = [bind(plan, rank) for rank in range(plan.mesh.size)]
+        self.plans: dict[str, Plan] = {}  # all that are loaded, by role
+        self.ranks: dict[str, list[RankPlan]] = {}
         try:
             self._check()
             self.load(plan, bodies, "train")
@@ -64,13 +65,17 @@ class PoolRun:
             raise RunError(f"the pool is on {pool.device}, the plan is for {plan.device}")
 
     def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
-        """Have every rank get ready for a plan."""
+        """Have every rank get ready for a plan, unless it is."""
+        if self.plans.get(name) is plan:
+            return
         payload = {
             "name": name, "plan": plan.to_json(), "bodies": dict(bodies), **self.options
         }  # fmt: skip
         hashes = self.ask([("load", payload)] * plan.mesh.size)
         if set(hashes) != {plan.content_hash()}:
             raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
+        self.plans[name] = plan
+        self.ranks[name] = [bind(plan, rank) for rank in range(plan.mesh.size)]
 
     def ask(self, messages: list[Message]) -> list[Any]:
         try:
@@ -82,11 +87,18 @@ class PoolRun:
         options, self._set = self._set, {}
         return self.ask(self._steps("train", leaves, options))
 
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor] | None
+    ) -> list[dict[str, float]]:
+        """Run an evaluation of the plan on its live parameters."""
+        self.load(plan, bodies, "eval")
+        return self.ask(self._steps("eval", leaves, {}))
+
     def _steps(
         self, name: str, leaves: Mapping[str, Tensor] | None, options: dict[str, Any]
     ) -> list[Message]:
         messages: list[Message] = []
-        for me in self.ranks:
+        for me in self.ranks[name]:
             mine = None
             if leaves is not None:
                 share = share_of(self.plan, leaves, me.data_rank)

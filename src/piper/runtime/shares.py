@@ -40,7 +40,8 @@ def checked_leaves(plan: Plan, batch: Any, *, parts: int = 1) -> dict[str, Tenso
             raise RunError(f"the batch has no {name}", legal=", ".join(plan.batch))
         leaf, shape = leaves[name], (wanted.shape[0] // parts, *wanted.shape[1:])
         dtype = str(leaf.dtype).removeprefix("torch.")
-        if tuple(leaf.shape) != shape or dtype != wanted.dtype:
+        cast = wanted.dtype == "bfloat16" and leaf.is_floating_point()
+        if tuple(leaf.shape) != shape or (dtype != wanted.dtype and not cast):
             part = f", one of {parts} shares of the example batch" if parts > 1 else ""
             raise RunError(
                 f"{name} is {dtype}{list(leaf.shape)}",

@@ -38,9 +38,25 @@ class SingleRun:
                 f"the plan has {plan.mesh.size} ranks", legal="launch local, or a plan of one rank"
             )
         self.worker = Worker(plan, 0, bodies=bodies, transport=_Alone(), device=plan.device)
+        self.evaluating: Worker | None = None
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         return [self.worker.step(leaves)]
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
+    ) -> list[dict[str, float]]:
+        """Run an evaluation of the plan on its live parameters."""
+        if self.evaluating is None:
+            self.evaluating = Worker(
+                plan,
+                0,
+                bodies=bodies,
+                transport=_Alone(),
+                device=plan.device,
+                shares=self.worker,
+            )
+        return [self.evaluating.step(leaves)]
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         self.worker.set_options(options)
@@ -56,3 +72,4 @@ class SingleRun:
 
     def close(self) -> None:
         self.worker.slots.clear()
+        self.evaluating = None

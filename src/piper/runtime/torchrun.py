@@ -60,6 +60,7 @@ class TorchrunRun:
                 legal=f"--nproc-per-node {plan.mesh.size}, over all nodes",
             )
         self.plan = plan
+        self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.me = bind(plan, rank)
         self.timeout = timeout
         self.options = {"compile": compile}
@@ -74,6 +75,10 @@ class TorchrunRun:
         self.load(plan, bodies, "train")
 
     def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
+        """Get ready for a plan, unless this rank is."""
+        if self.plans.get(name) is plan:
+            return
+        self.plans[name] = plan
         payload = {"name": name, "plan": plan.to_json(), "bodies": bodies, **self.options}
         hashes = self._all(self.member.load(payload))
         if set(hashes) != {plan.content_hash()}:
@@ -82,6 +87,14 @@ class TorchrunRun:
     def step(self, leaves: Mapping[str, Tensor] | None) -> list[dict[str, float]]:
         share = {} if leaves is None else self._share(leaves)
         return [self._do("step", {"leaves": share})]
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor] | None
+    ) -> list[dict[str, float]]:
+        """Run an evaluation of the plan on its live parameters."""
+        self.load(plan, bodies, "eval")
+        share = {} if leaves is None else self._share(leaves)
+        return [self._do("step", {"name": "eval", "leaves": share})]
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         self.member.workers["train"].set_options(options)

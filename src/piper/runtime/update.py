@@ -15,10 +15,16 @@ from piper.runtime.factory import make_optimizer
 
 
 class Updater:
-    """Steps `params` in place. Low-precision parameters have masters of the gradients' dtype."""
+    """Steps `params` in place. Low-precision parameters have masters of the gradients' dtype, which
+    start from what `exact` has for them, else from the parameters."""
 
-    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
-        self.masters = [torch.nn.Parameter(_master(param)) for param in params]
+    def __init__(
+        self, optimizer: Optimizer, params: list[Tensor], exact: list[Tensor | None]
+    ) -> None:
+        self.masters = [
+            torch.nn.Parameter(_master(param, value))
+            for param, value in zip(params, exact, strict=True)
+        ]
         pairs = zip(params, self.masters, strict=True)
         self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
         self.optimizer = make_optimizer(optimizer, self.masters)
@@ -92,7 +98,8 @@ def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tens
     return (largest / (norm + 1e-6)).clamp(max=1.0)
 
 
-def _master(param: Tensor) -> Tensor:
+def _master(param: Tensor, exact: Tensor | None) -> Tensor:
     """The parameter itself where its dtype is wide enough, else a wide copy."""
     name = str(param.dtype).removeprefix("torch.")
-    return param.detach().to(getattr(torch, accumulation_dtype(name)))
+    value = param.detach() if exact is None else exact
+    return value.to(param.device, getattr(torch, accumulation_dtype(name)))
