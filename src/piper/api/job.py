@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from piper.api.run import Run
+from piper.api.run import Run, Workers
 from piper.api.source import Source
 from piper.check import Report
-from piper.errors import RunError, did_you_mean
+from piper.errors import PlanError, RunError, did_you_mean
 from piper.ir.graph import Graph
 from piper.ir.text import graph_to_text
 from piper.plan.diff import diff
@@ -33,12 +33,26 @@ class Job:
         plan: Plan,
         bodies: Mapping[str, str],
         report: Report,
+        evaluation: Callable[[], Job] | None = None,
     ) -> None:
         self.source = source
         self.graph = graph
         self.plan = plan
         self.bodies = bodies
         self.report = report
+        self._make_evaluation = evaluation
+        self._evaluation: Job | None = None
+
+    def evaluation(self) -> Job:
+        """The same program under the same strategy, forwards only and with the model in eval() mode.
+
+        It keeps parameters as this job does, so that its workers can share theirs; made once.
+        """
+        if self._make_evaluation is None:
+            raise PlanError("the job is an evaluation itself", legal="evaluation of a training job")
+        if self._evaluation is None:
+            self._evaluation = self._make_evaluation()
+        return self._evaluation
 
     def summary(self) -> str:
         """Ranks, tasks and peak memory per class."""
@@ -64,22 +78,22 @@ class Job:
         """
         if not isinstance(launcher, str):
             self._check_options(options, ())
-            return Run(self.plan, PoolRun(self.plan, self.bodies, launcher))
+            return self._run(PoolRun(self.plan, self.bodies, launcher))
         if launcher == "loopback":
             self._check_options(options, ("adversary", "seed", "observe"))
             if self.plan.device != "cpu":
                 raise RunError("loopback runs on the CPU", legal='lower(device="cpu")')
-            return Run(self.plan, Loopback(self.plan, self.bodies, **options))
+            return self._run(Loopback(self.plan, self.bodies, **options))
         if launcher == "single":
             self._check_options(options, ())
-            return Run(self.plan, SingleRun(self.plan, self.bodies))
+            return self._run(SingleRun(self.plan, self.bodies))
         if launcher == "torchrun":
             self._check_options(options, ("timeout",))
-            return Run(self.plan, TorchrunRun(self.plan, self.bodies, **options))
+            return self._run(TorchrunRun(self.plan, self.bodies, **options))
         if launcher == "local":
             self._check_options(options, ("timeout", "ranks_per_gpu", "report"))
             make = partial(LocalPool, self.plan.mesh.size, device=self.plan.device, **options)
-            return Run(self.plan, PoolRun(self.plan, self.bodies, make))
+            return self._run(PoolRun(self.plan, self.bodies, make))
         raise RunError(
             f"no launcher is called {launcher!r}", legal="local, torchrun, loopback or single"
         )
@@ -92,3 +106,10 @@ class Job:
                     f"launch takes no {name} here{did_you_mean(name, known)}",
                     legal=", ".join(known) or "no options",
                 )
+
+    def _run(self, workers: Workers) -> Run:
+        def evaluation() -> tuple[Plan, Mapping[str, str]]:
+            job = self.evaluation()
+            return job.plan, job.bodies
+
+        return Run(self.plan, workers, evaluation)

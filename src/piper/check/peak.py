@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from piper.check.parties import Party, World
 from piper.ir.values import Value, accumulation_dtype, dtype_bytes
+from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.types import PERSISTENT, Optimizer, Slot
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers")
@@ -109,17 +110,16 @@ def slot_bytes(slot: Slot) -> int:
 def state_bytes(slot: Slot, optimizer: Optimizer) -> int:
     """What the optimizer keeps for a parameter: its averages, and a master of a narrow one."""
     wide = accumulation_dtype(slot.dtype)
-    copies = _copies(optimizer) + (wide != slot.dtype)
-    return math.prod(slot.shape) * dtype_bytes(wide) * copies
+    master = math.prod(slot.shape) * dtype_bytes(wide) if wide != slot.dtype else 0
+    return master + _averages(slot, optimizer)
 
 
 def _kept_bytes(slot: Slot, optimizer: Optimizer) -> int:
     """What a late update keeps until it is settled: parameters and averages as they were."""
     wide = accumulation_dtype(slot.dtype)
-    return math.prod(slot.shape) * dtype_bytes(wide) * (1 + _copies(optimizer))
+    return math.prod(slot.shape) * dtype_bytes(wide) + _averages(slot, optimizer)
 
 
-def _copies(optimizer: Optimizer) -> int:
-    if optimizer.name in ("Adam", "AdamW"):
-        return 3 if optimizer.options.get("amsgrad") else 2
-    return 1 if optimizer.options.get("momentum") else 0
+def _averages(slot: Slot, optimizer: Optimizer) -> int:
+    elements, numbers = state_size(optimizer, slot.shape)
+    return elements * dtype_bytes(accumulation_dtype(slot.dtype)) + numbers * SCALAR_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from piper.errors import PiperError, did_you_mean
+from piper.files import module_of
 
 
 class FileError(PiperError):
@@ -57,17 +57,9 @@ def load_file(path: str, *needed: str) -> ModuleType:
     """Import a file by path and check that it defines the functions that are needed."""
     if not os.path.isfile(path):
         raise FileError(f"there is no file {path}")
-    stem, ending = os.path.splitext(os.path.basename(path))
-    if ending != ".py":
+    if not path.endswith(".py"):
         raise FileError(f"{path} is not a Python file", legal="a file that ends in .py")
-    # A name of its own, so that no file hides a module of the same name.
-    name = f"piper_file_{stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.append(os.path.dirname(os.path.abspath(path)))
-    spec.loader.exec_module(module)
+    module = module_of(path)
     missing = [function for function in needed if not callable(getattr(module, function, None))]
     if missing:
         raise FileError(

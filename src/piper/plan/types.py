@@ -165,7 +165,11 @@ class Optimizer(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that the ranks of a mesh do in one training step."""
+    """All that the ranks of a mesh do in one training step.
+
+    Without `train` it is an evaluation: forwards only, on parameters that a training plan holds in
+    slots of the same names.
+    """
 
     mesh: Mesh
     streams: tuple[Stream, ...]
@@ -183,6 +187,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     buckets: tuple[Bucket, ...] = ()
     clip: float | None = None
     history: tuple[Record, ...] = ()
+    train: bool = True
+    flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
     version: int = VERSION
 
     @property

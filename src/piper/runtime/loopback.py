@@ -17,7 +17,10 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.plan.types import Plan
+from piper.runtime.devices import device_facts
+from piper.runtime.pool_run import Reading
 from piper.runtime.shares import share_of
+from piper.runtime.storages import measured_bytes
 from piper.runtime.transport import Exchange, Pending
 from piper.runtime.worker import Worker
 
@@ -171,6 +174,8 @@ class Loopback:
     `observe` sees a worker after each thing that it did, so that what it holds can be measured.
     """
 
+    reading: Reading = "driver"
+
     def __init__(
         self,
         plan: Plan,
@@ -189,11 +194,26 @@ class Loopback:
             Worker(plan, rank, bodies=bodies, transport=self.transport)
             for rank in range(plan.mesh.size)
         ]
+        self.evaluating: list[Worker] = []
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
+        return self._run(self.workers, leaves)
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
+    ) -> list[dict[str, float]]:
+        """Run an evaluation of the plan on its live parameters."""
+        if not self.evaluating:
+            self.evaluating = [
+                Worker(plan, w.me.rank, bodies=bodies, transport=self.transport, shares=w)
+                for w in self.workers
+            ]
+        return self._run(self.evaluating, leaves)
+
+    def _run(self, workers: list[Worker], leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         engines = []
-        for worker in self.workers:
-            share = share_of(self.plan, leaves, worker.me.data_rank)
+        for worker in workers:
+            share = share_of(worker.plan, leaves, worker.me.data_rank)
             worker.load_batch({k: v.clone() for k, v in share.items()})
             engines.append(_Engine(worker, poison=self.adversary))
         try:
@@ -201,7 +221,7 @@ class Loopback:
                 self._drive(engines)
         finally:  # a step that failed leaves nothing for the next one
             self.transport.clear()
-        return [worker.results() for worker in self.workers]
+        return [worker.results() for worker in workers]
 
     def _drive(self, engines: list[_Engine]) -> None:
         favour: dict[tuple[int, int], float] = {}
@@ -224,11 +244,22 @@ class Loopback:
         if stuck:
             raise RunError("no rank can go on", details=[line for lines in stuck for line in lines])
 
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        for worker in self.workers:
+            worker.set_options(options)
+
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return [worker.tensors(kind) for worker in self.workers]
 
+    def memory(self) -> list[dict[str, int]]:
+        return [measured_bytes(worker) for worker in self.workers]
+
+    def describe(self) -> list[dict[str, str]]:
+        return [device_facts(worker.device) for worker in self.workers]
+
     def close(self) -> None:
         self.workers.clear()
+        self.evaluating.clear()
 
 
 class _Engine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,12 @@ from torch import Tensor
 
 from piper.plan.types import plan_from_json
 from piper.runtime.board import Board, clear
+from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
 from piper.runtime.host_order import PeerError
-from piper.runtime.storages import held_bytes
+from piper.runtime.reading import Reader, function_of
+from piper.runtime.shares import Share
+from piper.runtime.storages import measured_bytes
 from piper.runtime.worker import Worker
 
 
@@ -34,13 +36,16 @@ class Member:
         clear(self.cells)
         self.communicators = Communicators(self.device)
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
+        self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
 
     def load(self, payload: Mapping[str, Any]) -> str:
-        """Get ready for a plan. A new one to train on replaces all that were loaded."""
+        """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
+        the parameters of that one."""
         plan = plan_from_json(payload["plan"])
         name = payload.get("name", "train")
         if name == "train":
             self.workers.clear()
+            self.readers.clear()
             clear(self.cells)
         self.communicators.prepare(plan)
         self.workers[name] = Worker(
@@ -50,13 +55,22 @@ class Member:
             transport=DistributedTransport(self.communicators),
             device=str(self.device),
             cells=self.cells,
+            shares=self.workers.get("train") if name != "train" else None,
         )
         return plan.content_hash()
 
     def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
-        worker = self.workers[payload.get("name", "train")]
+        """Run a plan on the leaves that were sent, else on the batch that was fetched."""
+        name = payload.get("name", "train")
+        worker = self.workers[name]
+        if payload.get("options"):
+            worker.set_options(payload["options"])
+        leaves = payload.get("leaves")
+        if leaves is None:
+            reader = self.readers[name]
+            leaves = reader.take() if reader else {}
         with self._profiled(payload.get("trace")):
-            return worker.step(payload["leaves"])
+            return worker.step(leaves)
 
     @contextlib.contextmanager
     def _profiled(self, folder: str | None) -> Iterator[None]:
@@ -71,6 +85,25 @@ class Member:
             yield
         profile.export_chrome_trace(os.path.join(folder, f"rank{self.rank}.json.gz"))
 
+    def read(self, payload: Mapping[str, Any]) -> None:
+        """From now on, or again from its start, read this data rank's share from a function."""
+        worker = self.workers[payload["name"]]
+        plan, me = worker.plan, worker.me
+        reader = None
+        if worker.batch_slots:
+            share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
+            reader = Reader(function_of(payload["function"]), share, plan)
+        self.readers[payload["name"]] = reader
+
+    def fetch(self, name: str) -> bool | None:
+        """Read the next batch: whether there was one, or None if this rank needs none."""
+        reader = self.readers[name]
+        return reader.fetch() if reader else None
+
+    def describe(self, _: object = None) -> dict[str, str]:
+        """The device: its name, and an identity that no other device has."""
+        return device_facts(self.device)
+
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""
         held = self.workers["train"].tensors(kind)
@@ -78,12 +111,7 @@ class Member:
 
     def memory(self, _: object = None) -> dict[str, int]:
         """Bytes by what they are for, measured on live storages, and the most that was in use."""
-        worker = self.workers["train"]
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device)
-        else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {**held_bytes(worker), "peak": peak}
+        return measured_bytes(self.workers["train"])
 
     def look(self) -> None:
         """Note on the board what a device is busy with, which its host does not see."""

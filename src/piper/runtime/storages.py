@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -24,6 +26,15 @@ def held_bytes(worker: Worker) -> dict[str, int]:
     }
     found["other"] = _new(seen, (t for _, t in slots))
     return found
+
+
+def measured_bytes(worker: Worker) -> dict[str, int]:
+    """What is held, and `peak`: the most that the device, or on the CPU the process, had in use."""
+    if worker.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(worker.device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {**held_bytes(worker), "peak": peak}
 
 
 def largest(worker: Worker, num: int) -> list[tuple[str, int, str]]:
