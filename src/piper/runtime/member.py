@@ -6,17 +6,19 @@ import resource
 import sys
 import traceback
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper.errors import PiperError
 from piper.plan.types import plan_from_json
-from piper.runtime.board import Board, clear
+from piper.runtime.board import Board, begin, clear, end
 from piper.runtime.distributed import Communicators, DistributedTransport
 from piper.runtime.host_order import PeerError
-from piper.runtime.storages import held_bytes
+from piper.runtime.storages import bytes_by_use, held_bytes, largest, out_of_memory
 from piper.runtime.worker import Worker
 
 
@@ -32,12 +34,18 @@ class Member:
         clear(self.cells)
         self.communicators = Communicators(self.device)
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
+        self.at: Worker | None = None  # the one that was asked last
+
+    def join(self, payload: Mapping[str, Any]) -> None:
+        """Meet the other ranks."""
+        join(self.rank, **payload)
 
     def load(self, payload: Mapping[str, Any]) -> str:
         """Get ready for a plan. A new one to train on replaces all that were loaded."""
         plan = plan_from_json(payload["plan"])
         name = payload.get("name", "train")
         if name == "train":
+            self.at = None
             self.workers.clear()
             clear(self.cells)
         self.communicators.prepare(plan)
@@ -52,7 +60,12 @@ class Member:
         return plan.content_hash()
 
     def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
-        return self.workers[payload.get("name", "train")].step(payload["leaves"])
+        name = payload.get("name", "train")
+        self.at = self.workers[name]
+        begin(self.cells, list(self.workers).index(name))
+        result = self.at.step(payload["leaves"])
+        end(self.cells)
+        return result
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""
@@ -78,17 +91,26 @@ class Member:
         try:
             return "ok", getattr(self, name)(payload)
         except Exception as error:
-            return ("lost" if isinstance(error, PeerError) else "error"), {
-                "error": f"{type(error).__name__}: {error}",
-                "command": name,
-                "trace": traceback.format_exc().strip().splitlines(),
-            }
+            lost = isinstance(error, PeerError | dist.DistError)
+            return "lost" if lost else "error", told(error, name, self.at)
 
 
-def join(rank: int, num_ranks: int, *, init_method: str, timeout: float) -> None:
+def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:
+    """What others are told of an error; where memory ran out, who has it."""
+    text = error.message if isinstance(error, PiperError) else f"{type(error).__name__}: {error}"
+    facts: dict[str, Any] = {
+        "error": text.partition("\nException raised from ")[0].strip(),  # and torch's own stack
+        "command": command,
+        "trace": traceback.format_exc().strip().splitlines(),
+    }
+    if out_of_memory(error):
+        held = bytes_by_use(worker) if worker else {}
+        facts["memory"] = {"held": held, "largest": largest(worker, 5) if worker else []}
+    return facts
+
+
+def join(rank: int, *, num_ranks: int, init_method: str, timeout: float) -> None:
     """Become a rank of the default group. It moves no training data; groups of plans do."""
-    from datetime import timedelta
-
     dist.init_process_group(
         "gloo",
         init_method=init_method,

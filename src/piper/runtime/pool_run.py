@@ -41,6 +41,7 @@ class PoolRun:
         self.own_pool = callable(pool)
         self.pool: Pool = pool() if callable(pool) else pool
         self.plan = plan
+        self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
         self.ranks = [bind(plan, rank) for rank in range(plan.mesh.size)]
         try:
@@ -62,6 +63,7 @@ class PoolRun:
         payload = {
             "name": name, "plan": plan.to_json(), "bodies": dict(bodies), **self.options
         }  # fmt: skip
+        self.plans[name] = plan
         hashes = self.ask([("load", payload)] * plan.mesh.size)
         if set(hashes) != {plan.content_hash()}:
             raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
@@ -70,7 +72,7 @@ class PoolRun:
         try:
             return self.pool.ask(messages)
         except Failure as failure:
-            raise as_error(failure, self.plan) from None
+            raise as_error(failure, self.plans) from None
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         messages = []

@@ -272,7 +272,7 @@ class Worker:
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step; the loss and count of the whole batch."""
-        self.cells[STEP] += 1
+        self.cells[STEP] = self.keys.step + 1
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()
