@@ -50,6 +50,9 @@ def main(rank: int, descriptor: int, folder: str, make: Callable[..., Member] = 
     except (EOFError, ConnectionError):
         _end_alone(folder)
     leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter's own end takes as long as its start
 
 
 def _watch(cells: memoryview, members: list[Member], driver: int, folder: str) -> None:

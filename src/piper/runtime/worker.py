@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.bodies.store import load
+from piper.bodies.codec import load
 from piper.errors import RunError
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
 from piper.runtime.board import STEP, Board
