@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,3 @@ def _zombies() -> list[int]:
             if state == "Z" and int(parent) == os.getpid():
                 found.append(int(entry.name))
     return found
-
-
-@pytest.fixture
-def leavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Leavings:
-    """Pools of this test, and of scripts that it starts, keep their folders in one of its own."""
-    home = tmp_path / "pools"
-    home.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(home))
-    monkeypatch.setenv("TMPDIR", str(home))
-    return Leavings(home)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from piper.api.advice import with_advice
 from piper.bodies.leaves import batch_constants, batch_leaves
-from piper.errors import RunError
+from piper.errors import OutOfMemory, RunError
 from piper.plan.types import Plan
 from piper.runtime.assemble import differing_copies, whole_tensors
 
@@ -58,7 +59,10 @@ class Run:
                 f"{traced.get(name, 'missing')}",
                 legal="what changes from step to step as a tensor",
             )
-        results = self.workers.step(leaves)
+        try:
+            results = self.workers.step(leaves)
+        except OutOfMemory as error:
+            raise with_advice(error) from None
         losses = {result["loss"] / result["count"] for result in results}
         if len(losses) != 1 and all(loss == loss for loss in losses):
             raise RunError(f"ranks disagree about the loss: {sorted(losses)}")

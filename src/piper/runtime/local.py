@@ -158,7 +158,8 @@ class LocalPool:
         return {"step": self.timeout, "start": START_SECONDS}.get(command, LOAD_SECONDS)
 
     def _frozen_after(self, command: str) -> float:
-        return START_SECONDS if command == "start" else self.timeout
+        """Modules that are loaded may keep a process from showing its pulse for long."""
+        return self.timeout if command == "step" else max(self.timeout, START_SECONDS)
 
     def _ready(self, answers: Mapping[int, Any]) -> list[int]:
         """Ranks that have an answer, or whose process has ended, after a moment."""
