@@ -72,10 +72,10 @@ TEXTS = {
         f"rank 1 failed in F[PP=1,MB=1] of step 2, {PLACE}: ValueError: sprung\n"
         "    rank 0 waited for rank 1 in recv>$d.%x_2/1[MB=1]@pp=0"
     ),
-    ("kill", 0, "B[PP=0,MB=0]"): (
-        "rank 0 was killed (SIGKILL, as the system does when memory runs out) in B[PP=0,MB=0] of "
+    ("kill", 0, "F[PP=0,MB=0]"): (
+        "rank 0 was killed (SIGKILL, as the system does when memory runs out) in F[PP=0,MB=0] of "
         f"step 2, {PLACE}\n"
-        "    rank 1 had ended the step"
+        "    rank 1 waited for rank 0 in recv>%x_2[MB=0]@pp=1"
     ),
     ("segv", 1, "F[PP=1,MB=0]"): (
         f"rank 1 was killed (SIGSEGV) in F[PP=1,MB=0] of step 2, {PLACE}\n"

@@ -28,9 +28,12 @@ def main(rank: int, descriptor: int, folder: str, make: Callable[..., Member] = 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, who then ends us
     os.set_inheritable(descriptor, False)
     torch.set_num_threads(1)
-    with open(os.path.join(folder, "settings.json")) as file:
-        settings = json.load(file)
-    board = Board(settings["num_ranks"], os.path.join(folder, "board"))
+    try:
+        with open(os.path.join(folder, "settings.json")) as file:
+            settings = json.load(file)
+        board = Board(settings["num_ranks"], os.path.join(folder, "board"))
+    except FileNotFoundError:
+        os._exit(1)  # the driver was gone before we began, and another rank has cleared up
     members: list[Member] = []
     _watch(board.cells(rank), members, settings["driver"], folder)
     connection: Connection[Any, Any] = Connection(descriptor)
