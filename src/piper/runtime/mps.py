@@ -11,13 +11,14 @@ from piper.errors import RunError
 
 CONTROL = "nvidia-cuda-mps-control"
 START_SECONDS, QUIT_SECONDS = 20, 20
+_PIPES = "mps-pipes"
 
 
 class Mps:
     """A service of our own, with its pipes and logs in `folder`; `close` ends it."""
 
     def __init__(self, folder: str) -> None:
-        self.pipes = os.path.join(folder, "mps-pipes")
+        self.pipes = os.path.join(folder, _PIPES)
         self.logs = os.path.join(folder, "mps-logs")
         self.running = False
         if shutil.which(CONTROL) is None:
@@ -69,3 +70,22 @@ class Mps:
                 check=False,
             )
         return None
+
+
+def clear_away(folder: str) -> None:
+    """Remove a pool's folder after its driver; a service with its pipes there is ended first, by a
+    process of its own, since it waits for the processes that use it."""
+    pipes = os.path.join(folder, _PIPES)
+    with contextlib.suppress(OSError):
+        os.mkdir(os.path.join(folder, "ended"))  # only one rank can, and the folder is still there
+        if os.path.isdir(pipes) and shutil.which(CONTROL):
+            subprocess.Popen(
+                ["sh", "-c", f'echo quit | {CONTROL}; rm -rf "$0"', folder],
+                env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipes},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

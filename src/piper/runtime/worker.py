@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.bodies.store import load
+from piper.bodies.codec import load
 from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
@@ -326,7 +326,7 @@ class Worker:
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step; the loss and count of the whole batch."""
-        self.cells[STEP] += 1
+        self.cells[STEP] = self.keys.step + 1
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()
