@@ -61,7 +61,7 @@ class DistributedTransport:
     ) -> Pending:
         group = self.groups[exchange.ranks, exchange.stream]
         if tensor is None:
-            into = _empty(exchange)
+            into = _empty(exchange) if into is None else into
             work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
             return _Work(work, into)
         match exchange.task.kind:
@@ -69,7 +69,10 @@ class DistributedTransport:
                 work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))
                 return _Work(work, keep=tensor)
             case "all_reduce":
-                into = tensor.clone() if into is None else tensor
+                if into is None:
+                    into = tensor.clone()
+                elif into is not tensor:
+                    into.copy_(tensor)
                 return _Work(dist.all_reduce(into, group=group, async_op=True), into)
             case "reduce_scatter":
                 into = _empty(exchange) if into is None else into
@@ -80,7 +83,7 @@ class DistributedTransport:
                 work = _all_gather(into, tensor, group=group, async_op=True)
                 return _Work(work, into, keep=tensor)
             case _:
-                return _all_to_all(exchange, tensor, splits, group)
+                return _all_to_all(exchange, tensor, splits, into, group)
 
 
 def _empty(exchange: Exchange) -> Tensor:
@@ -108,14 +111,18 @@ class _Work:
 
 
 def _all_to_all(
-    exchange: Exchange, tensor: Tensor, splits: list[list[int]] | None, group: Any
+    exchange: Exchange,
+    tensor: Tensor,
+    splits: list[list[int]] | None,
+    into: Tensor | None,
+    group: Any,
 ) -> Pending:
-    (slot,) = exchange.outputs
     if splits is None:
-        into = torch.empty(slot.shape, dtype=tensor.dtype)
+        into = _empty(exchange) if into is None else into
         work = dist.all_to_all_single(into, tensor, group=group, async_op=True)
     else:
         send, receive = reversed(splits) if exchange.task.reverse else splits
-        into = torch.empty((sum(receive), *tensor.shape[1:]), dtype=tensor.dtype)
+        if into is None:
+            into = torch.empty((sum(receive), *tensor.shape[1:]), dtype=tensor.dtype)
         work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=True)
     return _Work(work, into, keep=tensor)
