@@ -309,6 +309,7 @@ class _Engine:
             pending = self.worker.starts[index]()
             if pending is not None:
                 self.pending[index] = pending
+                self._poison_buffers(index)
                 return
         else:
             self.worker.write(index, self.pending.pop(index).finish())
@@ -317,6 +318,13 @@ class _Engine:
         self.complete.add(index)
         if self.tasks[index].kind == "read":
             self._dispatch()
+
+    def _poison_buffers(self, index: int) -> None:
+        """A communication may write its buffer from its start on, whoever still reads it."""
+        for slot in self.tasks[index].writes if self.poison else ():
+            if slot in self.worker.pooled:
+                tensor = self.worker.pooled[slot]
+                tensor.fill_(_poison(tensor.dtype))
 
     def _check_reads(self, index: int) -> None:
         for slot in self.tasks[index].reads:
