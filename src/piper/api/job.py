@@ -19,6 +19,8 @@ from piper.runtime.local import LocalPool, LocalRun
 from piper.runtime.loopback import Loopback
 from piper.runtime.single import SingleRun
 
+_OPTIONS = {"loopback": ("adversary", "seed", "observe", "compile"), "single": ("compile",)}
+
 
 class Job:
     """A proved plan with its physical graph and the texts of its bodies."""
@@ -54,20 +56,26 @@ class Job:
 
     def launch(self, launcher: str | LocalPool = "local", **options: Any) -> Run:
         """Start the workers: `"local"` processes, `"loopback"` in this process, or `"single"` for a
-        plan of one rank on its device. A LocalPool is used and left running."""
+        plan of one rank on its device. A LocalPool is used and left running.
+
+        `compile=True` sends the bodies through Inductor; each is compiled once, and kept on disk."""
         if launcher != "single" and self.plan.device != "cpu":
             raise RunError(
                 f"the plan is for {self.plan.device}, where only one rank can run so far",
                 legal='launch("single"), or lower(device="cpu")',
             )
-        if options and launcher != "loopback":
-            raise RunError(f"launch takes no {', '.join(options)} here", legal='with "loopback"')
+        unknown = set(options) - set(_OPTIONS.get(str(launcher), ()))
+        if unknown:
+            legal = [f'{o} with "{name}"' for name, known in _OPTIONS.items() for o in known]
+            raise RunError(
+                f"launch takes no {', '.join(sorted(unknown))} here", legal=", ".join(legal)
+            )
         if isinstance(launcher, LocalPool):
             return Run(self.plan, LocalRun(self.plan, self.bodies, pool=launcher))
         if launcher == "loopback":
             return Run(self.plan, Loopback(self.plan, self.bodies, **options))
         if launcher == "single":
-            return Run(self.plan, SingleRun(self.plan, self.bodies))
+            return Run(self.plan, SingleRun(self.plan, self.bodies, **options))
         if launcher == "local":
             return Run(self.plan, LocalRun(self.plan, self.bodies))
         raise RunError(f"no launcher is called {launcher!r}", legal="local, loopback or single")

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.bodies.store import load
 from piper.errors import RunError
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
+from piper.runtime.functions import body_functions
 from piper.runtime.keys import Keys
 from piper.runtime.transport import Exchange, Pending, Transport
 from piper.runtime.update import Updater, clip_scale
@@ -44,6 +44,7 @@ class Worker:
         bodies: Mapping[str, str],
         transport: Transport,
         device: str = "cpu",
+        compile: bool = False,
     ) -> None:
         self.plan = plan
         self.me = bind(plan, rank)
@@ -60,8 +61,7 @@ class Worker:
         self.updaters: dict[int, Updater] = {}  # per bucket
         self.keys = Keys(plan, self.me, self.device)
         self._fill_model(bodies)
-        used = {task.body for task in self.me.tasks if task.body}
-        self._functions = {body: load(bodies[body]) for body in used}
+        self._functions = body_functions(self.me, bodies, device=device, compile=compile)
         prepare = {
             "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
             "update": self._update, "settle": self._settle, "send": self._exchange,
