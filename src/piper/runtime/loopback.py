@@ -184,6 +184,7 @@ class Loopback:
         adversary: bool = False,
         seed: int = 0,
         observe: Callable[[Worker], None] | None = None,
+        compile: bool = False,
     ) -> None:
         self.plan = plan
         self.adversary = adversary
@@ -191,7 +192,7 @@ class Loopback:
         self.random = random.Random(seed)
         self.transport = LoopbackTransport()
         self.workers = [
-            Worker(plan, rank, bodies=bodies, transport=self.transport)
+            Worker(plan, rank, bodies=bodies, transport=self.transport, compile=compile)
             for rank in range(plan.mesh.size)
         ]
         self.evaluating: list[Worker] = []

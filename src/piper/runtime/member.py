@@ -63,6 +63,7 @@ class Member:
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
+            compile=payload.get("compile", False),
         )
         return plan.content_hash()
 

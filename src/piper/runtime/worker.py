@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.bodies.codec import load
 from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
 from piper.runtime.board import STEP, Board
 from piper.runtime.buffers import pooled_tensors
 from piper.runtime.device_order import DeviceOrder
+from piper.runtime.functions import body_functions
 from piper.runtime.host_order import HostOrder
 from piper.runtime.keys import Keys
 from piper.runtime.transport import Exchange, Pending, Transport
@@ -45,6 +45,7 @@ class Worker:
         device: str = "cpu",
         cells: memoryview | None = None,
         shares: Worker | None = None,
+        compile: bool = False,
     ) -> None:
         self.plan = plan
         self.cells = Board(1).cells(0) if cells is None else cells
@@ -68,8 +69,7 @@ class Worker:
         else:
             self._share_model(shares)
         self._fill_constants()
-        used = {task.body for task in self.me.tasks if task.body}
-        self._functions = {body: load(bodies[body]) for body in used}
+        self._functions = body_functions(self.me, bodies, device=device, compile=compile)
         prepare = {
             "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
             "update": self._update, "settle": self._settle, "send": self._exchange,
