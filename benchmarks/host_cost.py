@@ -46,7 +46,7 @@ ROWS: dict[str, list[str]] = {
     "zero3": ["fsdp2"],
 }
 
-Timed = Callable[[int], tuple[list[float], float]]  # steps -> losses, milliseconds of a step
+Timed = Callable[[int], tuple[list[float], list[float]]]  # steps -> losses, milliseconds of each
 
 
 def lower(row: str, sizes: Sizes) -> Job:
@@ -77,7 +77,7 @@ def pin(pool: piper.LocalPool) -> None:
 def piper_steps(run: piper.Run, sizes: Sizes) -> Timed:
     given, taken = batches(sizes), 0
 
-    def steps(num: int) -> tuple[list[float], float]:
+    def steps(num: int) -> tuple[list[float], list[float]]:
         nonlocal taken
         losses, times = [], []
         for _ in range(num):
@@ -85,7 +85,7 @@ def piper_steps(run: piper.Run, sizes: Sizes) -> Timed:
             losses.append(run.step(given[taken % len(given)]).loss)
             times.append((time.perf_counter() - begin) * 1e3)
             taken += 1
-        return losses, statistics.median(times)
+        return losses, times
 
     return steps
 
@@ -130,7 +130,7 @@ def measure(
         if not options.quick:
             timed |= floors(row, job, ranks, sizes)
         rounds = [
-            {name: steps(options.steps)[1] for name, steps in timed.items()}
+            {name: statistics.median(steps(options.steps)[1]) for name, steps in timed.items()}
             for _ in range(options.rounds + 1)
         ][1:]
         for name in timed.keys() - {"piper"}:
@@ -145,7 +145,7 @@ def measure(
 
 def reference(ranks: TorchRanks) -> list[float]:
     """The losses of the plain loop in one process."""
-    ranks.ask("plain", False, ranks=[0])
+    ranks.ask("plain", "plain", False, ranks=[0])
     losses, _ = ranks.steps("plain", FIRST, ranks=[0])
     ranks.ask("drop", "plain", ranks=[0])
     return losses
@@ -175,7 +175,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     return made
 
 
-TASK_HEAD = "| plan | tasks of a rank | µs per task | of them when a task starts, by kind |\n|---|---|---|---|"
+TASK_HEAD = (
+    "| plan | tasks of a rank | µs per task | µs to start a task, by kind |\n|---|---|---|---|"
+)
 
 
 def task_line(found: dict[str, Any]) -> str:
@@ -186,24 +188,35 @@ def task_line(found: dict[str, Any]) -> str:
     return f"| {found['plan']} | {found['tasks']} | {found['micros']:.1f} | {kinds} |"
 
 
+ABOUT_TASKS = f"""Bodies return prepared tensors, Updates change nothing, and the null transport
+moves no bytes: what is left is the runtime. Median step of {task_cost.RANKS} pipeline ranks and
+{task_cost.MICROBATCHES} microbatches, over the tasks of the rank that has most. A task's start
+includes what it asks of torch (`add` sums gradients); the rest of the time is the loop around it."""
+
+ABOUT_STEPS = f"""All variants train the same weights on the same microbatches with AdamW; their
+first {FIRST} losses equal those of one process within {TOLERANCE:g} (relative). Each rank is one
+process with one thread on one core. Piper is timed by its driver, which also sends the batch and
+takes the losses; the others by their slowest rank. The floor is every rank doing its own compute
+(its modules' forward and backward, AdamW) at the same time without ever talking; Piper's bodies
+alone are its Workers over the null transport. `zero0` and `zero3` are `parallel(dp=2, zero=...)`:
+gradients are reduced once a step, or after every microbatch."""
+
+
 def write(tasks: list[str], steps: list[str], options: Any) -> None:
     sizes = options.sizes
-    DOCS.write_text(
-        f"# Host cost\n\nMade by `python benchmarks/host_cost.py --write` with torch {torch.__version__} "
-        f"and Python {sys.version.split()[0]}.\n\n## Time per Task\n\nBodies return prepared tensors, Updates "
-        "change nothing, and the null transport moves no bytes: what is left is the\nruntime. Median step of "
-        f"{task_cost.RANKS} pipeline ranks and {task_cost.MICROBATCHES} microbatches, over the tasks of the "
-        "rank that has most.\n\n" + "\n".join(tasks) + "\n\n## Steps at two pinned CPU ranks\n\n"
-        f"A transformer of width {sizes.width}, {sizes.layers} layers, vocabulary {sizes.vocabulary}, "
-        f"{sizes.microbatches} microbatches of {sizes.rows} x {sizes.length} tokens, float32, AdamW;\neach rank "
-        "is one process with one thread on one core. Piper is timed by its driver, which also sends the\n"
-        "batch and takes the losses; the others by their slowest rank. The floor is every rank doing its own "
-        "compute\n(stage modules' forward, backward and AdamW) at the same time and never talking; Piper's "
-        "bodies alone are its\nWorkers over the null transport. All variants of a row run in turn, "
-        f"{options.rounds} rounds of {options.steps} steps after one to warm up;\ntheir first {FIRST} losses equal "
-        f"those of one process within {TOLERANCE:g}.\n`zero0` and `zero3` are `parallel(dp=2, zero=...)`: gradients "
-        "are reduced once a step, or after every microbatch.\n\n" + "\n".join(steps) + "\n"
+    model = (
+        f"Width {sizes.width}, {sizes.layers} layers, hidden {sizes.hidden}, vocabulary "
+        f"{sizes.vocabulary}, {sizes.microbatches} microbatches of {sizes.rows} x {sizes.length} "
+        f"tokens, {sizes.dtype};\n{options.rounds} rounds of {options.steps} steps after one to warm up."
     )
+    parts = [
+        "# Host cost",
+        f"Made by `python benchmarks/host_cost.py --write` with torch {torch.__version__} and Python "
+        f"{sys.version.split()[0]}.",
+        *("## Time per Task", ABOUT_TASKS, "\n".join(tasks)),
+        *("## Steps at two pinned CPU ranks", ABOUT_STEPS, model, "\n".join(steps)),
+    ]
+    DOCS.write_text("\n\n".join(parts) + "\n")
 
 
 def main() -> None:

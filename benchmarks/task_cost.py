@@ -95,7 +95,7 @@ def measure(job: Job, batch: dict[str, Tensor], *, steps: int) -> dict[str, Any]
 
 
 def by_kind(worker: Worker, me: RankPlan) -> dict[str, float]:
-    """Median microseconds of what a task of each kind does when it starts, without the loop around it."""
+    """Median microseconds that a task of each kind takes to start, without the loop around it."""
     starts = list(worker.starts)
     spent: dict[str, list[float]] = defaultdict(list)
 

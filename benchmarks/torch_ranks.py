@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import secrets
 import statistics
@@ -13,7 +15,6 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Client, Connection, Listener
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from piper.api.job import Job
 from piper.plan.types import plan_from_json
 from piper.runtime.messages import receive, send
 from piper.runtime.null import NullTransport
+from piper.runtime.profile import profiled
 from piper.runtime.weights import initial_value
 from piper.runtime.worker import Worker
 
@@ -38,13 +40,14 @@ def batches(sizes: Sizes, device: torch.device | str = "cpu") -> list[Batch]:
     return [{k: v.to(device) for k, v in batch.items()} for batch in found]
 
 
-def spread(times: list[list[float]]) -> float:
-    """The median step of the slowest rank, from the times of each rank."""
-    return statistics.median(max(step) for step in zip(*times, strict=True))
+def _mean(losses: list[float]) -> float:
+    """Of the ranks that have one; a floor has none."""
+    return statistics.fmean(losses) if losses else float("nan")
 
 
 class TorchRanks:
-    """The driver's end: `num_ranks` processes, of which `cores[rank]` is the one that a rank may use."""
+    """The driver's end of some processes; `env` is what each has beside ours, and `pinned` ones have a
+    core each."""
 
     def __init__(
         self, num_ranks: int, *, device: str = "cpu", env: list[dict[str, str]] | None = None,
@@ -107,19 +110,18 @@ class TorchRanks:
 
     def steps(
         self, name: str, num: int, ranks: list[int] | None = None
-    ) -> tuple[list[float], float]:
-        """The losses of some steps, and the median time of one in milliseconds."""
+    ) -> tuple[list[float], list[float]]:
+        """The losses of some steps, and each one's time on the slowest rank in milliseconds."""
         answers = self.ask("steps", name, num, ranks=ranks)
         by_step = zip(*(losses for losses, _ in answers), strict=True)
-        losses = [statistics.fmean(x for x in step if x is not None) for step in by_step]
-        return losses, spread([times for _, times in answers])
+        losses = [_mean([x for x in step if x is not None]) for step in by_step]
+        times = zip(*(times for _, times in answers), strict=True)
+        return losses, [max(step) for step in times]
 
     def close(self) -> None:
         for connection in self.connections:
-            try:
+            with contextlib.suppress(OSError):
                 send(connection, ("close", ()))
-            except OSError:
-                pass
             connection.close()
         for process in self.processes:
             try:
@@ -170,8 +172,8 @@ class Rank:
     def make(self, name: str, compiled: bool) -> None:
         self._keep(name, make(name, self.ranked(compiled)))
 
-    def plain(self, compiled: bool) -> None:
-        self._keep("plain", plain(self.ranked(compiled)))
+    def plain(self, name: str, compiled: bool) -> None:
+        self._keep(name, plain(self.ranked(compiled)))
 
     def alone(self, name: str, stages: list[list[int]], total: int, microbatches: int) -> None:
         self._keep(name, alone(stages[dist.get_rank()], total, microbatches, self.ranked(False)))
@@ -198,17 +200,9 @@ class Rank:
         return losses, times
 
     def trace(self, name: str, folder: str) -> str:
-        """One step under the profiler; a compressed Chrome trace per rank."""
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        with profile(activities=activities) as found:
-            self.steps(name, 1)
-        path = Path(folder) / f"torch_{name}_rank{dist.get_rank()}.json.gz"
-        found.export_chrome_trace(str(path))
-        return str(path)
+        """One step under the profiler; a trace per rank."""
+        path = f"{folder}/torch_{name}_rank{dist.get_rank()}.json.gz"
+        return profiled(lambda: self.steps(name, 1), path)
 
     def memory(self) -> float:
         """Peak bytes of the device since the last time it was asked; 0 on a CPU."""
@@ -220,6 +214,7 @@ class Rank:
 
     def drop(self, name: str) -> None:
         del self.variants[name], self.taken[name]
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""What one rank runs of torch's own: a pipeline schedule, DDP, FSDP2, DeepSpeed, or plain compute alone."""
+"""What one rank runs of torch's own: a pipeline schedule, DDP, FSDP2, DeepSpeed, or compute alone."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def pipeline(schedule: str, ranked: Ranked) -> Step:
 
 
 def data_parallel(ranked: Ranked, wrap: Callable[[nn.Module], nn.Module], *, sync: bool) -> Step:
-    """Gradients summed over local microbatches; `sync` reduces after each of them, else after the last."""
+    """Local microbatches one after the other; `sync` reduces after each of them, else after the last."""
     module = wrap(ranked.whole())
     optimizer = ranked.optimizer(module.parameters())
     num = ranked.sizes.microbatches // ranked.num_ranks

@@ -1,4 +1,4 @@
-"""The dense transformer of the benchmarks, as one tagged model and as the stage modules of a pipeline."""
+"""The dense transformer of the benchmarks: one tagged model, or the stage modules of a pipeline."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from piper.plan.types import plan_from_json
 from piper.runtime.distributed import TIMEOUT, Communicators, DistributedTransport
 from piper.runtime.messages import receive, send
+from piper.runtime.profile import profiled
 from piper.runtime.worker import PeerError, Worker
 
 
@@ -34,6 +35,11 @@ class _Process:
     def step(self, leaves: dict[str, torch.Tensor]) -> dict[str, float]:
         assert self.worker is not None
         return self.worker.step(leaves)
+
+    def profile(self, message: tuple[dict[str, torch.Tensor], str]) -> str:
+        """A step like any other, and its trace in a file."""
+        leaves, path = message
+        return profiled(lambda: self.step(leaves), path)
 
     def tensors(self, kind: str) -> dict[str, torch.Tensor]:
         assert self.worker is not None
