@@ -90,6 +90,23 @@ def piper_steps(run: piper.Run, sizes: Sizes) -> Timed:
     return steps
 
 
+def processor_ms(pids: list[int]) -> list[float]:
+    """What each process has used of its core so far, in all threads: other programs do not count."""
+    found = []
+    for pid in pids:
+        parts = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        found.append(sum(int(part.read_text().split()[0]) for part in parts) / 1e6)
+    return found
+
+
+def timed_round(steps: Timed, num: int, pids: list[int]) -> tuple[float, float]:
+    """The median step, and the processor time of a step on the busiest rank."""
+    before = processor_ms(pids)
+    _, times = steps(num)
+    used = [b - a for a, b in zip(before, processor_ms(pids), strict=True)]
+    return statistics.median(times), max(used) / num
+
+
 def compare(name: str, losses: list[float], wanted: list[float]) -> None:
     for number, (mine, other) in enumerate(zip(losses, wanted, strict=True)):
         if not abs(mine - other) <= TOLERANCE * abs(other):
@@ -129,18 +146,24 @@ def measure(
             compare(f"{row} of {name}", steps(FIRST)[0], wanted)
         if not options.quick:
             timed |= floors(row, job, ranks, sizes)
+        pids = [[p.pid for p in side.processes] for side in (pool, ranks)]
         rounds = [
-            {name: statistics.median(steps(options.steps)[1]) for name, steps in timed.items()}
+            {
+                name: timed_round(steps, options.steps, pids[name != "piper"])
+                for name, steps in timed.items()
+            }
             for _ in range(options.rounds + 1)
         ][1:]
         for name in timed.keys() - {"piper"}:
             ranks.ask("drop", name)
-    found = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+    found, busy = (
+        {name: statistics.median(r[name][i] for r in rounds) for name in rounds[0]} for i in (0, 1)
+    )
     ratios = {
-        name: sorted(r["piper"] / r[name] for r in rounds)
+        name: sorted(r["piper"][0] / r[name][0] for r in rounds)
         for name in rounds[0].keys() - {"piper", "floor", "bodies"}
     }
-    return {"row": row, "ms": found, "ratios": ratios, "missing": missing}
+    return {"row": row, "ms": found, "busy": busy, "ratios": ratios, "missing": missing}
 
 
 def reference(ranks: TorchRanks) -> list[float]:
@@ -153,23 +176,26 @@ def reference(ranks: TorchRanks) -> list[float]:
 
 HEAD = (
     "| row | floor | Piper's bodies alone | Piper | over the floor | beside it | its step "
-    "| over the floor | Piper / other, median of rounds (lowest to highest) |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "| over the floor | Piper / other, median of rounds (lowest to highest) "
+    "| processor of the busiest rank: floor, bodies, Piper, other |\n"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def lines(found: dict[str, Any]) -> list[str]:
     made = []
-    ms = found["ms"]
+    ms, busy = found["ms"], found["busy"]
     floor, bodies = ms.get("floor", float("nan")), ms.get("bodies", float("nan"))
     for name, ratios in found["ratios"].items():
         made.append(
             f"| {found['row']} | {floor:.1f} ms | {bodies:.1f} ms | {ms['piper']:.1f} ms "
             f"| {ms['piper'] / floor:.3f} | {name} | {ms[name]:.1f} ms | {ms[name] / floor:.3f} "
-            f"| {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) |"
+            f"| {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) | "
+            + ", ".join(f"{busy[n]:.1f}" for n in ("floor", "bodies", "piper", name) if n in busy)
+            + " ms |"
         )
     made += [
-        f"| {found['row']} | | | | | {name} | did not run: {reason.splitlines()[0]} | | |"
+        f"| {found['row']} | | | | | {name} | did not run: {reason.splitlines()[0]} | | | |"
         for name, reason in found["missing"].items()
     ]
     return made

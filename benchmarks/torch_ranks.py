@@ -24,10 +24,12 @@ from torch_variants import Ranked, Step, alone, make, plain
 from transformer import Batch, Sizes, make_batch
 
 from piper.api.job import Job
-from piper.plan.types import plan_from_json
+from piper.bodies.leaves import batch_leaves
+from piper.plan.types import bind, plan_from_json
 from piper.runtime.messages import receive, send
 from piper.runtime.null import NullTransport
 from piper.runtime.profile import profiled
+from piper.runtime.shares import share_of
 from piper.runtime.weights import initial_value
 from piper.runtime.worker import Worker
 
@@ -72,6 +74,7 @@ class TorchRanks:
                     core,
                 ]
                 more = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "BENCH_KEY": key.hex()}
+                more |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
                 more |= env[rank] if env else {}
                 self.processes.append(subprocess.Popen(command, env={**os.environ, **more}))
             try:
@@ -180,10 +183,14 @@ class Rank:
 
     def worker(self, name: str, plan: bytes, bodies: Mapping[str, str]) -> None:
         """The bodies of Piper's rank, with a transport that moves nothing."""
-        worker = Worker(
-            plan_from_json(plan), dist.get_rank(), bodies=bodies, transport=NullTransport()
-        )
-        self._keep(name, lambda batch: worker.step(batch)["loss"])
+        loaded, rank = plan_from_json(plan), dist.get_rank()
+        data_rank = bind(loaded, rank).data_rank
+        worker = Worker(loaded, rank, bodies=bodies, transport=NullTransport())
+
+        def one(batch: Batch) -> float:
+            return worker.step(share_of(loaded, batch_leaves(batch), data_rank))["loss"]
+
+        self._keep(name, one)
 
     def _keep(self, name: str, step: Step) -> None:
         self.variants[name], self.taken[name] = step, 0
