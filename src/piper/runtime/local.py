@@ -63,7 +63,7 @@ class LocalPool:
         try:
             self.board = Board(num_ranks, os.path.join(self._folder, "board"))
             if ranks_per_gpu > 1:
-                self._mps = Mps(self._folder)
+                self._mps = Mps(self._folder).__enter__()
             self._start(devices, ranks_per_gpu)
         except Failure as failure:
             self.close(kill=True)
@@ -92,7 +92,7 @@ class LocalPool:
         }
         if self._mps is not None:
             # NCCL refuses two ranks on one card of one host.
-            environment |= {**self._mps.env(100 // ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
+            environment |= {**self._mps.env(100 / ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
         ours, theirs = _socket_pair(self.timeout)
         with theirs:
             end = theirs.fileno()
