@@ -17,6 +17,7 @@ from piper.plan.types import plan_from_json
 from piper.runtime.board import Board, begin, clear, end
 from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
+from piper.runtime.gates import Gates
 from piper.runtime.host_order import PeerError
 from piper.runtime.profile import profiled
 from piper.runtime.reading import Reader, function_of
@@ -40,9 +41,19 @@ class Member:
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
         self.at: Worker | None = None  # the one that was asked last
 
-    def join(self, payload: Mapping[str, Any]) -> None:
-        """Meet the other ranks."""
-        join(self.rank, **payload)
+    def join(self, payload: Mapping[str, Any]) -> str:
+        """Meet the other ranks; why there can be no gates between them, if so."""
+        settings = dict(payload)
+        gates = settings.pop("gates", None)
+        join(self.rank, **settings)
+        if gates is None:
+            return ""
+        self.communicators.gates = Gates(gates, self.device)
+        return self.communicators.gates.problem
+
+    def ungate(self, _: object = None) -> None:
+        """Do without gates, since not every rank can have them."""
+        self.communicators.gates = None
 
     def load(self, payload: Mapping[str, Any]) -> str:
         """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
