@@ -62,7 +62,7 @@ class Run:
         try:
             results = self.workers.step(leaves)
         except OutOfMemory as error:
-            raise with_advice(error) from None
+            raise with_advice(error, self.plan) from None
         losses = {result["loss"] / result["count"] for result in results}
         if len(losses) != 1 and all(loss == loss for loss in losses):
             raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
