@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -139,8 +140,9 @@ class Member:
 def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:
     """What others are told of an error; where memory ran out, who has it."""
     text = error.message if isinstance(error, PiperError) else f"{type(error).__name__}: {error}"
+    text = text.partition("\nException raised from ")[0]  # without torch's own stack
     facts: dict[str, Any] = {
-        "error": text.partition("\nException raised from ")[0].strip(),  # and torch's own stack
+        "error": re.sub(r"\[enforce fail at \S+\] .*?\. ", "", text).strip(),
         "command": command,
         "trace": traceback.format_exc().strip().splitlines(),
     }
