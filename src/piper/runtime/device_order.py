@@ -53,6 +53,7 @@ class DeviceOrder:
             for index, (start, task) in enumerate(zip(worker.starts, tasks, strict=True))
         ]
         self.sent: deque[tuple[Any, Any]] = deque()  # what sends still read, until their event
+        torch.cuda.synchronize(device)  # the model was filled on a stream of torch's
 
     @contextlib.contextmanager
     def home(self) -> Iterator[None]:

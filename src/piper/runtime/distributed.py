@@ -35,8 +35,7 @@ class Communicators:
     def prepare(self, plan: Plan) -> None:
         """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
         many there were before, so that members that made different others would never meet."""
-        needed = _needed(plan)
-        for channel in sorted(needed.keys() - self.groups.keys(), key=_order):
+        for channel in sorted(_needed(plan) - self.groups.keys(), key=_order):
             ranks, stream = channel
             if self.device.type == "cpu":
                 self.groups[channel] = dist.new_group(list(ranks), timeout=TIMEOUT)
@@ -45,18 +44,11 @@ class Communicators:
                 list(ranks), timeout=TIMEOUT, backend="nccl", pg_options=_nccl_options(stream)
             )
             if dist.get_rank() in ranks:
-                self._connect(channel, message=needed[channel])
+                self._connect(channel)
 
-    def _connect(self, channel: Channel, *, message: bool) -> None:
+    def _connect(self, channel: Channel) -> None:
         """NCCL connects at the first use, which is here and not within a step."""
-        ranks, _ = channel
-        group, tensor = self.groups[channel], torch.zeros(1, device=self.device)
-        if not message:
-            dist.all_reduce(tensor, group=group)
-        elif dist.get_rank() == ranks[0]:
-            dist.send(tensor, ranks[1], group=group)
-        else:
-            dist.recv(tensor, ranks[0], group=group)
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.groups[channel])
         torch.cuda.synchronize(self.device)
 
 
@@ -65,19 +57,17 @@ def _order(channel: Channel) -> tuple[Any, ...]:
     return ranks, stream.name, stream.priority, stream.max_sms or 0
 
 
-def _needed(plan: Plan) -> dict[Channel, bool]:
-    """The channels of a plan, and whether they carry messages; else collectives."""
-    found: dict[Channel, bool] = {}
+def _needed(plan: Plan) -> set[Channel]:
+    found = set()
     for part in plan.classes:
         used = {
-            (task.group, task.stream, task.kind in ("send", "recv"))
+            (task.group, task.stream)
             for task in part.tasks
             if task.group >= 0 and task.kind != "read"
         }
         for rank in plan.mesh.ranks(part.slice):
-            for group, stream, message in used:
-                ranks = plan.groups[group].ranks(plan.mesh, rank)
-                found[ranks, plan.streams[stream]] = message
+            for group, stream in used:
+                found.add((plan.groups[group].ranks(plan.mesh, rank), plan.streams[stream]))
     return found
 
 
@@ -90,7 +80,8 @@ def _nccl_options(stream: Stream) -> Any:
 
 
 class DistributedTransport:
-    """On a GPU everything is ordered behind the current stream, and it behind the communication."""
+    """On a GPU all communication runs on the current stream. Torch runs messages on streams of its own,
+    but not collectives: there a message is a broadcast from one rank to the other."""
 
     def __init__(self, communicators: Communicators) -> None:
         self.groups = communicators.groups
@@ -107,10 +98,14 @@ class DistributedTransport:
         group = self.groups[exchange.ranks, exchange.stream]
         if tensor is None:
             into = self._empty(exchange) if into is None else into
+            if not self.aside:
+                return _Work(dist.broadcast(into, exchange.peer, group=group), into)
             work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
             return _Work(work, into)
         aside = self.aside
         match exchange.task.kind:
+            case "send" if not aside:
+                return _Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
             case "send":
                 work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))
                 return _Work(work, keep=tensor)

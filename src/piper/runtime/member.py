@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,7 +69,21 @@ class Member:
         if leaves is None:
             reader = self.readers[name]
             leaves = reader.take() if reader else {}
-        return worker.step(leaves)
+        with self._profiled(payload.get("trace")):
+            return worker.step(leaves)
+
+    @contextlib.contextmanager
+    def _profiled(self, folder: str | None) -> Iterator[None]:
+        """Write what torch's profiler sees to `rank0.json.gz` in a folder."""
+        if folder is None:
+            yield
+            return
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as profile:
+            yield
+        profile.export_chrome_trace(os.path.join(folder, f"rank{self.rank}.json.gz"))
 
     def read(self, payload: Mapping[str, Any]) -> None:
         """From now on, or again from its start, read this data rank's share from a function."""

@@ -83,9 +83,13 @@ class PoolRun:
         except Failure as failure:
             raise as_error(failure, self.plan) from None
 
-    def step(self, leaves: Mapping[str, Tensor] | None) -> list[dict[str, float]]:
+    def step(
+        self, leaves: Mapping[str, Tensor] | None, *, trace: str | None = None
+    ) -> list[dict[str, float]]:
+        """One step; with `trace`, a folder that gets what torch's profiler saw on each rank."""
         options, self._set = self._set, {}
-        return self.ask(self._steps("train", leaves, options))
+        messages = self._steps("train", leaves, options)
+        return self.ask([(name, {**payload, "trace": trace}) for name, payload in messages])
 
     def evaluate(
         self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor] | None
