@@ -20,7 +20,7 @@ OPTIMIZERS = {name.lower(): name for name in KNOWN}
 LAUNCHERS = {  # which options of the command line each launcher takes
     "local": ("timeout", "ranks_per_gpu", "compile"),
     "torchrun": ("timeout", "compile"),
-    "ray": ("timeout", "ranks_per_gpu", "compile", "near", "spread", "address"),
+    "ray": ("timeout", "compile", "near", "spread", "address"),
     "loopback": (),
     "single": ("compile",),
 }
