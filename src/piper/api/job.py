@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,14 @@ from piper.runtime.loopback import Loopback
 from piper.runtime.pool_run import Pool, PoolRun
 from piper.runtime.single import SingleRun
 from piper.runtime.torchrun import TorchrunRun
+
+_OPTIONS = {
+    "local": ("timeout", "ranks_per_gpu", "report", "compile"),
+    "torchrun": ("timeout", "compile"),
+    "loopback": ("adversary", "seed", "observe", "compile"),
+    "single": ("compile",),
+    "pool": ("compile",),
+}
 
 
 class Job:
@@ -71,41 +79,45 @@ class Job:
 
     def launch(self, launcher: str | Pool = "local", **options: Any) -> Run:
         """Start the workers: `"local"` processes, `"torchrun"` in a script that torchrun runs,
-        `"loopback"` with all ranks in this process, or `"single"` for a plan of one rank.
+        `"ray"` on a cluster, `"loopback"` with all ranks in this process, or `"single"` for a plan of
+        one rank. A Pool is used and left running.
 
-        Options of local: `timeout` (seconds without progress after which a step has failed),
-        `ranks_per_gpu`; of torchrun: `timeout`. A Pool is used and left running.
+        `compile=True` sends bodies through Inductor; each is compiled once, and kept on disk.
+        `timeout`: seconds without progress after which a step has failed (local, torchrun, ray).
+        `ranks_per_gpu`: how many ranks share a card (local). `address` of a cluster to join, `near` and
+        `spread`: axes of the mesh whose neighbours should, or should not, share a node, `num_cpus` of
+        each rank (ray).
         """
-        if not isinstance(launcher, str):
-            self._check_options(options, ())
-            return self._run(PoolRun(self.plan, self.bodies, launcher))
-        if launcher == "loopback":
-            self._check_options(options, ("adversary", "seed", "observe"))
-            if self.plan.device != "cpu":
-                raise RunError("loopback runs on the CPU", legal='lower(device="cpu")')
-            return self._run(Loopback(self.plan, self.bodies, **options))
-        if launcher == "single":
-            self._check_options(options, ())
-            return self._run(SingleRun(self.plan, self.bodies))
-        if launcher == "torchrun":
-            self._check_options(options, ("timeout",))
-            return self._run(TorchrunRun(self.plan, self.bodies, **options))
-        if launcher == "local":
-            self._check_options(options, ("timeout", "ranks_per_gpu", "report"))
-            make = partial(LocalPool, self.plan.mesh.size, device=self.plan.device, **options)
-            return self._run(PoolRun(self.plan, self.bodies, make))
-        raise RunError(
-            f"no launcher is called {launcher!r}", legal="local, torchrun, loopback or single"
-        )
-
-    @staticmethod
-    def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
-        for name in options:
-            if name not in known:
+        name = launcher if isinstance(launcher, str) else "pool"
+        if name not in _OPTIONS:
+            known = [known for known in _OPTIONS if known != "pool"]
+            raise RunError(f"no launcher is called {name!r}", legal=", ".join(known))
+        for option in options:
+            if option not in _OPTIONS[name]:
                 raise RunError(
-                    f"launch takes no {name} here{did_you_mean(name, known)}",
-                    legal=", ".join(known) or "no options",
+                    f"launch takes no {option} here{did_you_mean(option, _OPTIONS[name])}",
+                    legal=", ".join(_OPTIONS[name]),
                 )
+        return self._run(self._workers(launcher, options))
+
+    def _workers(self, launcher: str | Pool, options: dict[str, Any]) -> Workers:
+        plan, bodies = self.plan, self.bodies
+        if launcher == "loopback":
+            if plan.device != "cpu":
+                raise RunError("loopback runs on the CPU", legal='lower(device="cpu")')
+            return Loopback(plan, bodies, **options)
+        if launcher == "single":
+            return SingleRun(plan, bodies, **options)
+        if launcher == "torchrun":
+            return TorchrunRun(plan, bodies, **options)
+        compile = options.pop("compile", False)
+        pool: Pool | Callable[[], Pool]
+        if launcher == "local":
+            pool = partial(LocalPool, plan.mesh.size, device=plan.device, **options)
+        else:
+            assert not isinstance(launcher, str)
+            pool = launcher
+        return PoolRun(plan, bodies, pool, compile=compile)
 
     def _run(self, workers: Workers) -> Run:
         def evaluation() -> tuple[Plan, Mapping[str, str]]:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from piper.api.advice import with_advice
 from piper.bodies.leaves import batch_leaves
-from piper.errors import RunError
+from piper.errors import OutOfMemory, RunError
 from piper.plan.types import Plan
 from piper.runtime.assemble import differing_copies, whole_tensors
 from piper.runtime.pool_run import Reading
@@ -73,13 +74,20 @@ class Run:
 
         Under torchrun a rank may give the global batch or its own rows of it.
         """
-        return _result(self.workers.step(self._leaves(batch, "train")))
+        leaves = self._leaves(batch, "train")
+        try:
+            return _result(self.workers.step(leaves))
+        except OutOfMemory as error:
+            raise with_advice(error) from None
 
     def evaluate(self, batch: Any = None) -> StepResult:
         """The loss of one batch with the model in eval() mode; nothing is trained."""
         plan, bodies = self._evaluated()
         leaves = self._leaves(batch, "eval")
-        return _result(self.workers.evaluate(plan, bodies, leaves))
+        try:
+            return _result(self.workers.evaluate(plan, bodies, leaves))
+        except OutOfMemory as error:
+            raise with_advice(error) from None
 
     def _evaluated(self) -> tuple[Plan, Mapping[str, str]]:
         if self._evaluation is None:

@@ -52,6 +52,7 @@ class _Ledger:
         self.root = world.local(party).root
         self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
         self.alive = [s.kind in (*PERSISTENT, "batch", "key") for s in party.slots]
+        self._make_buffers()
         self.optimizer = 0
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
         for task in party.tasks:
@@ -64,6 +65,16 @@ class _Ledger:
         self.total = self.optimizer + sum(
             b for b, a in zip(self.size, self.alive, strict=True) if a
         )
+
+    def _make_buffers(self) -> None:
+        """A buffer is there all the time and counts once, as the first of its slots."""
+        made: set[int] = set()
+        for index, slot in enumerate(self.party.slots):
+            if slot.pool >= 0:
+                self.alive[index] = True
+                if slot.pool in made:
+                    self.size[index] = 0
+                made.add(slot.pool)
 
     def start(self, index: int) -> None:
         task = self.party.tasks[index]
@@ -78,7 +89,7 @@ class _Ledger:
     def end(self, index: int) -> None:
         task = self.party.tasks[index]
         for slot in task.frees:
-            if self.alive[slot]:
+            if self.alive[slot] and self.party.slots[slot].pool < 0:
                 self.alive[slot] = False
                 self.total -= self.size[slot]
         if task.kind == "settle":

@@ -50,7 +50,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
     for a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many
     microbatches in a row may share a gathered bucket, and `ahead` how many chunks before the first
-    it may start.
+    it may start. Slots of one `pool` take turns in one buffer, which the rank keeps from step to step.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: Memory = "buffers"
     uses: int = 0
     ahead: int = 0
+    pool: int = -1
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):

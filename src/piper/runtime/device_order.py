@@ -11,7 +11,7 @@ import torch
 
 from piper.plan.types import Task
 from piper.runtime.board import NOTHING, TASK, WAITS
-from piper.runtime.releases import Releases, release_plan
+from piper.runtime.releases import releases_of
 
 if TYPE_CHECKING:
     from piper.runtime.worker import Worker
@@ -39,7 +39,7 @@ class DeviceOrder:
         self.others = [s for i, s in enumerate(self.streams) if i != number and _used(tasks, i)]
         self.begun = torch.cuda.Event()
         self.ended = [torch.cuda.Event() for _ in self.others]
-        self.releases: Releases = release_plan(worker.me, home=number)
+        self.releases = releases_of(worker.me, home=number)
         self.events = _events(tasks)
         self.table = [
             (
@@ -88,7 +88,7 @@ class DeviceOrder:
             ended.record(stream)
             self.stream.wait_event(ended)
         torch.cuda.set_stream(self.stream)
-        for slot in self.releases.at_end:
+        for slot in self.releases.last:
             worker.free(slot)
         cells[TASK] = len(self.table)
 

@@ -110,7 +110,10 @@ class DistributedTransport:
                 work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))
                 return _Work(work, keep=tensor)
             case "all_reduce":
-                into = tensor.clone() if into is None else tensor
+                if into is None:
+                    into = tensor.clone()
+                elif into is not tensor:
+                    into.copy_(tensor)
                 return _Work(dist.all_reduce(into, group=group, async_op=aside), into)
             case "reduce_scatter":
                 into = self._empty(exchange) if into is None else into
@@ -121,22 +124,27 @@ class DistributedTransport:
                 work = _all_gather(into, tensor, group=group, async_op=aside)
                 return _Work(work, into, keep=tensor)
             case _:
-                return self._all_to_all(exchange, tensor, splits, group)
+                return self._all_to_all(exchange, tensor, splits, into, group)
 
     def _empty(self, exchange: Exchange) -> Tensor:
         (slot,) = exchange.outputs
         return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
 
     def _all_to_all(
-        self, exchange: Exchange, tensor: Tensor, splits: list[list[int]] | None, group: Any
+        self,
+        exchange: Exchange,
+        tensor: Tensor,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
+        group: Any,
     ) -> Pending:
-        (slot,) = exchange.outputs
         send = receive = None
-        shape = slot.shape
         if splits is not None:
             send, receive = reversed(splits) if exchange.task.reverse else splits
             shape = (sum(receive), *tensor.shape[1:])
-        into = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+            into = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+        elif into is None:
+            into = self._empty(exchange)
         work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=self.aside)
         return _Work(work, into, keep=tensor)
 

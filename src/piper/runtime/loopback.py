@@ -184,6 +184,7 @@ class Loopback:
         adversary: bool = False,
         seed: int = 0,
         observe: Callable[[Worker], None] | None = None,
+        compile: bool = False,
     ) -> None:
         self.plan = plan
         self.adversary = adversary
@@ -191,7 +192,7 @@ class Loopback:
         self.random = random.Random(seed)
         self.transport = LoopbackTransport()
         self.workers = [
-            Worker(plan, rank, bodies=bodies, transport=self.transport)
+            Worker(plan, rank, bodies=bodies, transport=self.transport, compile=compile)
             for rank in range(plan.mesh.size)
         ]
         self.evaluating: list[Worker] = []
@@ -309,6 +310,7 @@ class _Engine:
             pending = self.worker.starts[index]()
             if pending is not None:
                 self.pending[index] = pending
+                self._poison_buffers(index)
                 return
         else:
             self.worker.write(index, self.pending.pop(index).finish())
@@ -317,6 +319,13 @@ class _Engine:
         self.complete.add(index)
         if self.tasks[index].kind == "read":
             self._dispatch()
+
+    def _poison_buffers(self, index: int) -> None:
+        """A communication may write its buffer from its start on, whoever still reads it."""
+        for slot in self.tasks[index].writes if self.poison else ():
+            if slot in self.worker.pooled:
+                tensor = self.worker.pooled[slot]
+                tensor.fill_(_poison(tensor.dtype))
 
     def _check_reads(self, index: int) -> None:
         for slot in self.tasks[index].reads:

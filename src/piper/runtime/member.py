@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper.errors import PiperError
 from piper.plan.types import plan_from_json
-from piper.runtime.board import Board, clear
+from piper.runtime.board import Board, begin, clear, end
 from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
 from piper.runtime.host_order import PeerError
+from piper.runtime.profile import profiled
 from piper.runtime.reading import Reader, function_of
 from piper.runtime.shares import Share
-from piper.runtime.storages import measured_bytes
+from piper.runtime.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker import Worker
 
 
@@ -37,6 +38,11 @@ class Member:
         self.communicators = Communicators(self.device)
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
+        self.at: Worker | None = None  # the one that was asked last
+
+    def join(self, payload: Mapping[str, Any]) -> None:
+        """Meet the other ranks."""
+        join(self.rank, **payload)
 
     def load(self, payload: Mapping[str, Any]) -> str:
         """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
@@ -44,6 +50,7 @@ class Member:
         plan = plan_from_json(payload["plan"])
         name = payload.get("name", "train")
         if name == "train":
+            self.at = None
             self.workers.clear()
             self.readers.clear()
             clear(self.cells)
@@ -56,34 +63,25 @@ class Member:
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
+            compile=payload.get("compile", False),
         )
         return plan.content_hash()
 
     def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
         """Run a plan on the leaves that were sent, else on the batch that was fetched."""
         name = payload.get("name", "train")
-        worker = self.workers[name]
+        self.at = worker = self.workers[name]
         if payload.get("options"):
             worker.set_options(payload["options"])
         leaves = payload.get("leaves")
         if leaves is None:
             reader = self.readers[name]
             leaves = reader.take() if reader else {}
-        with self._profiled(payload.get("trace")):
-            return worker.step(leaves)
-
-    @contextlib.contextmanager
-    def _profiled(self, folder: str | None) -> Iterator[None]:
-        """Write what torch's profiler sees to `rank0.json.gz` in a folder."""
-        if folder is None:
-            yield
-            return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self.device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profile:
-            yield
-        profile.export_chrome_trace(os.path.join(folder, f"rank{self.rank}.json.gz"))
+        begin(self.cells, list(self.workers).index(name))
+        with profiled(payload.get("trace"), self.rank):
+            result = worker.step(leaves)
+        end(self.cells)
+        return result
 
     def read(self, payload: Mapping[str, Any]) -> None:
         """From now on, or again from its start, read this data rank's share from a function."""
@@ -123,17 +121,26 @@ class Member:
         try:
             return "ok", getattr(self, name)(payload)
         except Exception as error:
-            return ("lost" if isinstance(error, PeerError) else "error"), {
-                "error": f"{type(error).__name__}: {error}",
-                "command": name,
-                "trace": traceback.format_exc().strip().splitlines(),
-            }
+            lost = isinstance(error, PeerError | dist.DistError)
+            return "lost" if lost else "error", told(error, name, self.at)
 
 
-def join(rank: int, num_ranks: int, *, init_method: str, timeout: float) -> None:
+def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:
+    """What others are told of an error; where memory ran out, who has it."""
+    text = error.message if isinstance(error, PiperError) else f"{type(error).__name__}: {error}"
+    facts: dict[str, Any] = {
+        "error": text.partition("\nException raised from ")[0].strip(),  # and torch's own stack
+        "command": command,
+        "trace": traceback.format_exc().strip().splitlines(),
+    }
+    if out_of_memory(error):
+        held = bytes_by_use(worker) if worker else {}
+        facts["memory"] = {"held": held, "largest": largest(worker, 5) if worker else []}
+    return facts
+
+
+def join(rank: int, *, num_ranks: int, init_method: str, timeout: float) -> None:
     """Become a rank of the default group. It moves no training data; groups of plans do."""
-    from datetime import timedelta
-
     dist.init_process_group(
         "gloo",
         init_method=init_method,

@@ -46,9 +46,9 @@ class PoolRun:
         self.own_pool = callable(pool)
         self.pool: Pool = pool() if callable(pool) else pool
         self.plan = plan
+        self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
         self._set: dict[str, Any] = {}  # what optimizers are set to with the next step
-        self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.ranks: dict[str, list[RankPlan]] = {}
         try:
             self._check()
@@ -71,17 +71,17 @@ class PoolRun:
         payload = {
             "name": name, "plan": plan.to_json(), "bodies": dict(bodies), **self.options
         }  # fmt: skip
+        self.plans[name] = plan
         hashes = self.ask([("load", payload)] * plan.mesh.size)
         if set(hashes) != {plan.content_hash()}:
             raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
-        self.plans[name] = plan
         self.ranks[name] = [bind(plan, rank) for rank in range(plan.mesh.size)]
 
     def ask(self, messages: list[Message]) -> list[Any]:
         try:
             return self.pool.ask(messages)
         except Failure as failure:
-            raise as_error(failure, self.plan) from None
+            raise as_error(failure, self.plans) from None
 
     def step(
         self, leaves: Mapping[str, Tensor] | None, *, trace: str | None = None

@@ -32,12 +32,14 @@ class _Alone:
 class SingleRun:
     reading: Reading = "driver"
 
-    def __init__(self, plan: Plan, bodies: Mapping[str, str]) -> None:
+    def __init__(self, plan: Plan, bodies: Mapping[str, str], *, compile: bool = False) -> None:
         if plan.mesh.size != 1:
             raise RunError(
                 f"the plan has {plan.mesh.size} ranks", legal="launch local, or a plan of one rank"
             )
-        self.worker = Worker(plan, 0, bodies=bodies, transport=_Alone(), device=plan.device)
+        self.worker = Worker(
+            plan, 0, bodies=bodies, transport=_Alone(), device=plan.device, compile=compile
+        )
         self.evaluating: Worker | None = None
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,15 +39,26 @@ def measured_bytes(worker: Worker) -> dict[str, int]:
 
 
 def largest(worker: Worker, num: int) -> list[tuple[str, int, str]]:
-    """The largest live slots: name, bytes, and what their memory is for."""
-    seen: set[int] = set()
-    found = []
-    for slot, value in zip(worker.me.slots, worker.slots, strict=True):
-        size = _new(seen, [value])
-        if size:
-            memory = slot.memory if slot.kind != "shard" else "parameters"
-            found.append((slot.name, size, str(memory)))
-    return sorted(found, key=lambda f: -f[1])[:num]
+    """The largest live Values: name, bytes, and what their memory is for."""
+    return sorted(_held(worker), key=lambda f: -f[1])[:num]
+
+
+def bytes_by_use(worker: Worker) -> dict[str, int]:
+    """What all live memory is for, the most first."""
+    found: Counter[str] = Counter()
+    for _, size, use in _held(worker):
+        found[use] += size
+    return dict(found.most_common())
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a device or on the host."""
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or "DefaultCPUAllocator" in text
+        or "CUDA error: out of memory" in text
+    )
 
 
 def optimizer_tensors(worker: Worker, buckets: Iterable[int] | None = None) -> list[Tensor]:
@@ -58,6 +70,20 @@ def optimizer_tensors(worker: Worker, buckets: Iterable[int] | None = None) -> l
             states: Any = updater.optimizer.state.values()
             found += [t for s in states for t in s.values() if isinstance(t, Tensor) and t.dim()]
     return found
+
+
+def _held(worker: Worker) -> Iterator[tuple[str, int, str]]:
+    """Every storage once: who holds it, its bytes, and what for."""
+    seen: set[int] = set()
+    for slot, value in zip(worker.me.slots, worker.slots, strict=True):
+        size = _new(seen, [value])
+        if size:
+            use = "parameters" if slot.kind in _PARAMETERS else str(slot.memory)
+            yield slot.name, size, use
+    for bucket in worker.updaters:
+        size = _new(seen, optimizer_tensors(worker, [bucket]))
+        if size:
+            yield f"optimizer state of {worker.plan.buckets[bucket].name}", size, "optimizer"
 
 
 def _new(seen: set[int], values: Iterable[Any]) -> int:

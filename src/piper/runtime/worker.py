@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.bodies.store import load
 from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
 from piper.runtime.board import STEP, Board
+from piper.runtime.buffers import pooled_tensors
 from piper.runtime.device_order import DeviceOrder
+from piper.runtime.functions import body_functions
 from piper.runtime.host_order import HostOrder
 from piper.runtime.keys import Keys
 from piper.runtime.transport import Exchange, Pending, Transport
@@ -44,6 +45,7 @@ class Worker:
         device: str = "cpu",
         cells: memoryview | None = None,
         shares: Worker | None = None,
+        compile: bool = False,
     ) -> None:
         self.plan = plan
         self.cells = Board(1).cells(0) if cells is None else cells
@@ -58,6 +60,7 @@ class Worker:
         for index, slot in enumerate(self.me.slots):
             if slot.base >= 0:
                 self._parts[slot.base].append(index)
+        self.pooled: dict[int, Tensor] = {}  # slot -> its shape of a buffer that it shares
         self.updaters: dict[int, Updater] = {}  # per bucket
         self.keys = Keys(plan, self.me, self.device)
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
@@ -66,8 +69,7 @@ class Worker:
         else:
             self._share_model(shares)
         self._fill_constants()
-        used = {task.body for task in self.me.tasks if task.body}
-        self._functions = {body: load(bodies[body]) for body in used}
+        self._functions = body_functions(self.me, bodies, device=device, compile=compile)
         prepare = {
             "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
             "update": self._update, "settle": self._settle, "send": self._exchange,
@@ -126,6 +128,7 @@ class Worker:
                 self._set(index, self._empty(slot).zero_())
             elif slot.kind == "constant":
                 self._set(index, self._empty(slot).fill_(float(slot.source)))
+        self.pooled = pooled_tensors(self.me.slots, self.device)
 
     def _initial(
         self, source: str, split_over: tuple[str, ...], bodies: Mapping[str, str]
@@ -297,11 +300,12 @@ class Worker:
         (source, *_) = [i for i in task.reads if i not in hosts] or [-1]
         stays = [i for i in task.writes if self.me.slots[i].kind in PERSISTENT]
         target = stays[0] if stays and self.me.slots[stays[0]].base < 0 else -1
+        (place,) = [self.pooled[i] for i in task.writes if i in self.pooled] or [None]
 
         def start() -> Pending:
             splits = self.slots[hosts[0]] if hosts else None
             tensor = self.slots[source] if source >= 0 else None
-            into = self.slots[target] if target >= 0 else None
+            into = self.slots[target] if target >= 0 else place
             return self.transport.start(exchange, tensor, splits, into)
 
         return start
@@ -326,7 +330,7 @@ class Worker:
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step; the loss and count of the whole batch."""
-        self.cells[STEP] += 1
+        self.cells[STEP] = self.keys.step + 1
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()
@@ -336,13 +340,17 @@ class Worker:
         """Fill what a communication wrote; what stays keeps its memory, in which others have a part."""
         whole = [slot for slot in self.me.tasks[index].writes if self.me.slots[slot].base < 0]
         for slot, result in zip(whole, results, strict=True):
-            if self.me.slots[slot].kind not in PERSISTENT:
+            if slot in self.pooled:
+                place = self.slots[slot] = self.pooled[slot]
+                if result is not place:
+                    place.copy_(result)
+            elif self.me.slots[slot].kind not in PERSISTENT:
                 self._set(slot, result)
             elif result is not self.slots[slot]:
                 self.slots[slot].copy_(result)
 
     def free(self, slot: int) -> None:
-        """Forget a slot's tensor; communication under way keeps what it needs."""
+        """Forget a slot's tensor, not a buffer; communication under way keeps what it needs."""
         self.slots[slot] = None
         for part in self._parts.get(slot, ()):
             self.slots[part] = None
