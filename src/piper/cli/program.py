@@ -1,4 +1,4 @@
-"""What plan and verify have in common: the user's FILE, its strategy, the traced program."""
+"""What plan, verify and train have in common: the user's FILE, its strategy, the traced program."""
 
 from __future__ import annotations
 
@@ -133,13 +133,19 @@ def chosen_strategy(
     return own
 
 
-def trace_file(module: ModuleType, arguments: argparse.Namespace, *, double: bool = False) -> Any:
-    """The program of a FILE under the strategy of the command line."""
+def trace_file(
+    module: ModuleType,
+    arguments: argparse.Namespace,
+    *,
+    double: bool = False,
+    default: Callable[..., None] | None = None,
+) -> Any:
+    """The program of a FILE under the strategy of the command line, else of the file, else `default`."""
     import piper
     from piper.training.precision import doubled, doubled_model
 
     make_model = doubled_model(module.model) if double else module.model
     batch = doubled(module.batch()) if double else module.batch()
     program = piper.trace(make_model, batch, module.step)
-    strategy = chosen_strategy(arguments, module)
+    strategy = chosen_strategy(arguments, module) or default
     return program.apply(strategy) if strategy else program

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from piper.api.run import Run
@@ -34,6 +37,17 @@ def check_again(data: Any) -> None:
             "the data to evaluate can be read only once",
             legal="a list or DataLoader of global batches, or a function data(share)",
         )
+
+
+def made_batches(make: Callable[..., Any], *, seed: int) -> Iterator[Any]:
+    """What a function makes when it is called again and again, with a new number if it takes one.
+
+    Otherwise torch's own randomness gets the number, so that every process makes the same.
+    """
+    takes = bool(inspect.signature(make).parameters)
+    for number in itertools.count(seed):
+        torch.manual_seed(number)
+        yield make(number) if takes else make()
 
 
 def batches(run: Run, data: Any, *, name: str = "train") -> Iterator[Any]:

@@ -24,7 +24,7 @@ from piper.training.lr import LearningRate
 from piper.training.meter import Meter, unit_of
 from piper.training.records import Record, Training
 
-_REPORTING = ("local",)  # launchers that tell what becomes of each rank
+_REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
 
 
 def train(
