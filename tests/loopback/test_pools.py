@@ -11,7 +11,7 @@ from piper.api.run import Run
 from piper.plan.types import Plan
 from piper.runtime.loopback import Loopback
 from piper.runtime.worker import Worker
-from piper.train.verify import train_one_device
+from piper.training.verify import train_one_device
 from tests.loopback.faults import noticed, without_waits
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of
