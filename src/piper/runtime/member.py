@@ -66,6 +66,8 @@ class Member:
             self.workers.clear()
             self.readers.clear()
             clear(self.cells)
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
         self.communicators.prepare(plan)
         self.workers[name] = Worker(
             plan,
