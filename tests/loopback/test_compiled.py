@@ -20,25 +20,36 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import piper
+from piper.api.job import Job
 from piper.bodies.codec import encode
 from piper.bodies.compiled import Given, compile_bodies, trace_body
 from piper.bodies.store import load
 from piper.plan.types import bind
-from piper.train.verify import compare
+from piper.train.verify import Errors, Trained, compare, train_one_device
 from tests.strategies import strategy_of
-from tests.zoo import ADAMW, batches_of, program_of, reference_of
+from tests.zoo import (
+    ADAMW,
+    BATCH,
+    LENGTH,
+    WIDTH,
+    MoE,
+    batches_of,
+    program_of,
+    reference_of,
+)
+from tests.zoo import CASES as CASES_OF_ZOO
 
 pytestmark = [pytest.mark.xdist_group("compiled"), pytest.mark.timeout(600)]
 LONG = "compiling takes minutes: PIPER_LONG=1 runs it"
 long = pytest.mark.skipif("PIPER_LONG" not in os.environ, reason=LONG)
 CASES = [
-    ("dropout", "pp2_ep2", "zb_h1", 3, ""),  # sharded experts, random operations, halves
-    pytest.param("dense", "pp2", "1f1b", 0, "nothing", marks=long),
-    pytest.param("deep_dense", "pp2_dp2", "zbv", 1, "", marks=long),
-    pytest.param("deep_moe", "pp2_ep2", "dualpipev", 2, "", marks=long),
-    pytest.param("deep_dropout", "pp2_ep2", "dualpipev", 3, "expensive", marks=long),
-    pytest.param("tied", "pp2_dp2", "zb_h1", 2, "", marks=long),
-    pytest.param("counted", "dp2", "none", 1, "", marks=long),
+    ("dropout", "pp2_ep2", "zb_h1", 3, ""),
+    ("dense", "pp2", "1f1b", 0, "nothing"),
+    ("deep_dense", "pp2_dp2", "zbv", 1, ""),
+    ("deep_moe", "pp2_ep2", "dualpipev", 2, ""),
+    ("deep_dropout", "pp2_ep2", "dualpipev", 3, "expensive"),
+    ("tied", "pp2_dp2", "zb_h1", 2, ""),
+    ("counted", "dp2", "none", 1, ""),
 ]
 
 
@@ -52,21 +63,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield path
 
 
+@long
 @pytest.mark.parametrize(("name", "degrees", "schedule", "zero", "recompute"), CASES)
-def test_compiled_bodies_train_like_one_device(
+def test_the_zoo_trains_like_one_device(
     name: str, degrees: str, schedule: str, zero: int, recompute: str
 ) -> None:
     more: dict[str, Any] = {"recompute": recompute} if recompute else {}
-    job = (
-        program_of(name)
-        .apply(strategy_of(degrees, schedule, zero=zero, **more))
-        .lower(optimizer=ADAMW)
-    )
-    with job.launch("loopback", adversary=True, seed=7, compile=True) as run:
-        functions = [f for worker in run.workers.workers for f in worker._functions.values()]  # type: ignore[attr-defined]
-        assert all(f.__module__ == "piper.bodies.compiled" for f in functions), "some are eager"
-        errors = compare(run, batches_of(name), reference_of(name, job))
+    strategy = strategy_of(degrees, schedule, zero=zero, **more)
+    job = program_of(name).apply(strategy).lower(optimizer=ADAMW)
+    errors = _errors(job, batches_of(name), reference_of(name, job))
     assert errors.exact, errors
+
+
+class Small(nn.Module):
+    """Experts and dropout in two stages, and little else that would have to be compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(MoE() for _ in range(2))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        x = batch["x"]
+        for stage in self.stages:
+            with piper.annotate("PP"):
+                x = F.dropout(torch.tanh(x + stage(x, batch["route"])), 0.3)
+        return x
+
+
+def _small_batch(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.float64, generator=generator)
+    return {"x": x, "route": CASES_OF_ZOO["moe"].batch(seed)["route"]}
+
+
+def test_sharded_experts_with_dropout_and_halves_train_like_one_device() -> None:
+    program = piper.trace(
+        lambda: Small().double(), _small_batch(0), lambda model, batch: model(batch).square().mean()
+    )
+    job = program.apply(strategy_of("pp2_ep2", "zb_h1", zero=3)).lower(optimizer=ADAMW)
+    assert {"BI", "BW"} <= {task.phase for task in job.plan.classes[0].tasks}
+    batches = [_small_batch(seed) for seed in range(3)]
+    errors = _errors(job, batches, train_one_device(job, batches))
+    assert errors.exact, errors
+
+
+def _errors(job: Job, batches: list[Any], reference: Trained) -> Errors:
+    with job.launch("loopback", adversary=True, seed=7, compile=True) as run:
+        workers: Any = run.workers
+        functions = [f for worker in workers.workers for f in worker._functions.values()]
+        assert all(f.__module__ == "piper.bodies.compiled" for f in functions), "some are eager"
+        return compare(run, batches, reference)
 
 
 class Attention(nn.Module):
