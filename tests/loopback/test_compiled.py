@@ -25,7 +25,7 @@ from piper.bodies.codec import encode
 from piper.bodies.compiled import Given, compile_bodies, trace_body
 from piper.bodies.store import load
 from piper.plan.types import bind
-from piper.train.verify import Errors, Trained, compare, train_one_device
+from piper.training.verify import Errors, Trained, compare, train_one_device
 from tests.strategies import strategy_of
 from tests.zoo import (
     ADAMW,
