@@ -47,7 +47,7 @@ class Communicators:
                 list(ranks), timeout=TIMEOUT, backend="nccl", pg_options=_nccl_options(stream)
             )
             if self.gates is not None:
-                self.gate_of[channel] = self.gates.gate(ranks, dist.get_rank())
+                self.gate_of[channel] = self.gates.gate()
             if dist.get_rank() in ranks:
                 self._connect(channel)
 
@@ -102,18 +102,20 @@ class DistributedTransport:
         into: Tensor | None,
     ) -> Pending:
         channel = exchange.ranks, exchange.stream
-        group = self.groups[channel]
-        if self.gate_of:
-            self.gate_of[channel].meet(torch.cuda.current_stream().cuda_stream)
+        group, gate = self.groups[channel], self.gate_of.get(channel)
         if tensor is None:
             into = self._empty(exchange) if into is None else into
             if not self.aside:
+                if gate is not None:
+                    gate.pass_through(torch.cuda.current_stream().cuda_stream)
                 return _Work(dist.broadcast(into, exchange.peer, group=group), into)
             work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
             return _Work(work, into)
         aside = self.aside
         match exchange.task.kind:
             case "send" if not aside:
+                if gate is not None:
+                    gate.open(torch.cuda.current_stream().cuda_stream)
                 return _Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
             case "send":
                 work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))

@@ -1,8 +1,12 @@
-"""Gates: on one machine, communication kernels start only when all their ranks are ready for them.
+"""Gates: on one machine, the kernel that receives a message starts only when its sender is ready.
 
-A kernel that waits for its peers holds multiprocessors, and matrix products beside it take up to twice
-as long. Here a stream says in memory that all ranks share that it has come to a communication, and waits
-there for the others; only then does the kernel start. A waiting stream holds nothing.
+A kernel that waits for its peer holds multiprocessors, and matrix products beside it take up to twice
+as long. Here a sender's stream says in memory that all ranks share that it has come to a message, and
+the receiver's stream waits for that; only then does its kernel start. A waiting stream holds nothing.
+
+Nobody else waits: a device has fewer queues than a plan may have streams, so that a stream that waits
+can hold up others of its rank. Whatever a receive waits for, its rank's later tasks may wait for too:
+senders come first in the one order that all ranks dispatch in.
 """
 
 from __future__ import annotations
@@ -10,12 +14,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
 
 import torch
 
 SIZE = 1 << 20
-_CELL = 64  # bytes between two ranks' numbers
+_CELL = 64  # bytes between two channels' numbers
 _AT_LEAST = 0  # the driver's flag of a wait for a number that is not below another
 
 
@@ -39,30 +42,34 @@ class Gates:
             error = error or self._wait(stream, self._address + SIZE - _CELL, 0, _AT_LEAST)
             self.problem = f"the driver's stream operations give {error}" if error else ""
 
-    def gate(self, ranks: Sequence[int], rank: int) -> Gate:
-        """A gate for the communications of a group. All ranks make all gates in one order."""
-        first = self._address + self._free
-        self._free += _CELL * len(ranks)
+    def gate(self) -> Gate:
+        """A gate for the messages of a channel. All ranks make all gates in one order."""
+        cell = self._address + self._free
+        self._free += _CELL
         if self._free > SIZE - _CELL:
-            raise RuntimeError("too many groups for the memory of gates")
-        cells = [first + _CELL * place for place in range(len(ranks))]
-        mine = cells[ranks.index(rank)] if rank in ranks else 0
-        return Gate(self, mine, [cell for cell in cells if cell != mine])
+            raise RuntimeError("too many channels for the memory of gates")
+        return Gate(self, cell)
 
 
 class Gate:
-    def __init__(self, gates: Gates, mine: int, others: Sequence[int]) -> None:
+    """Both ends count the messages of a channel."""
+
+    def __init__(self, gates: Gates, cell: int) -> None:
         self._write, self._wait = gates._write, gates._wait
-        self.mine = mine
-        self.others = tuple(others)
+        self.cell = cell
         self.number = 0
 
-    def meet(self, stream: int) -> None:
-        """Have a stream wait until all members' streams have come to this meeting."""
+    def open(self, stream: int) -> None:
+        """Let the next message through when the sender's stream comes to here."""
         self.number += 1
-        error = self._write(stream, self.mine, self.number, 0)
-        for other in self.others:
-            error = error or self._wait(stream, other, self.number, _AT_LEAST)
+        self._check(self._write(stream, self.cell, self.number, 0))
+
+    def pass_through(self, stream: int) -> None:
+        """Have the receiver's stream wait for the next message."""
+        self.number += 1
+        self._check(self._wait(stream, self.cell, self.number, _AT_LEAST))
+
+    def _check(self, error: int) -> None:
         if error:
             raise RuntimeError(f"CUDA error {error} of a stream operation")
 
