@@ -58,13 +58,10 @@ def traced(sizes: Sizes, stages: int) -> piper.Program:
 class PiperSide:
     """All that the benchmark asks of Piper's launcher."""
 
-    def __init__(self, job: Job, options: Any) -> None:
-        self.job, self.taken = job, 0
+    def __init__(self, job: Job, pool: piper.LocalPool, options: Any) -> None:
+        self.taken = 0
         self.batches = batches(options.sizes)
-        if options.device == "cuda":
-            self.run = job.launch("local", ranks_per_gpu=RANKS, compile=options.compile)
-        else:
-            self.run = job.launch("local")
+        self.run = job.launch(pool, compile=options.compile)
 
     def _batch(self) -> Batch:
         self.taken += 1
@@ -79,15 +76,15 @@ class PiperSide:
         return losses, times
 
     def peaks(self) -> list[float]:
-        """Peak bytes per rank, as the plan foresees them."""
-        return [float(peak.total) for peak in self.job.report.peaks]
+        """Peak bytes of the device per rank, since the plan was loaded."""
+        return [float(found["peak"]) for found in self.run.memory()]
 
     def trace(self, name: str, folder: str) -> None:
         leaves = batch_leaves(self._batch())
         self.run.workers.step(leaves, trace=f"{folder}/piper_{name}")  # type: ignore[call-arg]
 
     def close(self) -> None:
-        self.run.workers.close()
+        self.run.close()
 
 
 class TorchSide:
@@ -109,7 +106,9 @@ class TorchSide:
         self.ranks.ask("drop", self.name)
 
 
-def measure(schedule: str, ranks: TorchRanks, wanted: float, options: Any) -> dict[str, Any]:
+def measure(
+    schedule: str, pool: piper.LocalPool, ranks: TorchRanks, wanted: float, options: Any
+) -> dict[str, Any]:
     """Both sides of a schedule, in rounds."""
     begin = time.perf_counter()
     job = lower(schedule, options)
@@ -119,7 +118,9 @@ def measure(schedule: str, ranks: TorchRanks, wanted: float, options: Any) -> di
         for name in ("piper", "torch"):
             begin = time.perf_counter()
             made = (
-                PiperSide(job, options) if name == "piper" else TorchSide(ranks, schedule, options)
+                PiperSide(job, pool, options)
+                if name == "piper"
+                else TorchSide(ranks, schedule, options)
             )
             stack.callback(made.close)
             sides[name] = made
@@ -175,7 +176,7 @@ def torch_ranks(options: Any) -> Iterator[TorchRanks]:
 
 HEAD = (
     "| schedule | Piper | torch | Piper / torch | steps of Piper | of torch | start of Piper | of torch "
-    "| peak of a rank: Piper (planned) | torch |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| peak of a rank: Piper | torch |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -222,10 +223,14 @@ def main() -> None:
     wanted = found["one_process"]["eager"]["loss"]
     found["schedules"] = []
     print(HEAD, flush=True)
-    with torch_ranks(options) as ranks:
+    shared = RANKS if options.device == "cuda" else 1
+    with (
+        torch_ranks(options) as ranks,
+        piper.LocalPool(RANKS, device=options.device, ranks_per_gpu=shared) as pool,
+    ):
         start(ranks, options.sizes, lower("1f1b", options))
         for schedule in options.schedules:
-            found["schedules"].append(measure(schedule, ranks, wanted, options))
+            found["schedules"].append(measure(schedule, pool, ranks, wanted, options))
             print(line(found["schedules"][-1]), flush=True)
     bound = TOLERANCE[options.sizes.dtype]
     print(f"first losses of all equal that of one process within {bound:g} (relative)")

@@ -9,12 +9,13 @@ import pytest
 
 import piper
 from piper import schedules, where
-from piper.api.advice import advice
+from piper.api.advice import advice, taken_in
 from piper.plan.types import Plan, bind
 from piper.runtime.board import Board, Where, begin, clear, end
 from piper.runtime.board import where as read
 from piper.runtime.failure import Failure, as_error, first_cause
 from piper.runtime.story import Story
+from tests.strategies import strategy_of
 from tests.zoo import program_of
 
 START = "rank 1 hangs in F[PP=1,MB=0] of step 2, from place (tests/null/test_story.py:{line})"
@@ -165,6 +166,21 @@ def test_failures_outside_of_steps_name_the_command() -> None:
 def test_the_advice_is_for_what_takes_most_memory(use: str, directive: str) -> None:
     others = dict.fromkeys(("saved", "parameters", "buffers"), 10)
     assert directive in (advice({**others, use: 1000}) or "")
+
+
+def test_advice_that_is_taken_already_is_not_given_again() -> None:
+    held = {"parameters": 100, "optimizer": 90, "saved": 80, "other": 200}
+    assert "zero=1" in (advice(held, {"parameters"}) or "")
+    assert "recompute" in (advice(held, {"parameters", "optimizer"}) or "")
+    assert advice(held, {"parameters", "optimizer", "saved"}) == (
+        "a larger mesh, with less on each rank"
+    )
+    whole, part = (
+        program_of("dense").apply(strategy_of("dp2", "none", **more)).lower().plan
+        for more in ({}, {"zero": 2, "recompute": "nothing"})
+    )
+    assert taken_in(whole) == set()
+    assert taken_in(part) == {"optimizer", "gradients", "saved"}
 
 
 def test_without_facts_there_is_no_advice() -> None:

@@ -78,7 +78,7 @@ class Run:
         try:
             return _result(self.workers.step(leaves))
         except OutOfMemory as error:
-            raise with_advice(error) from None
+            raise with_advice(error, self.plan) from None
 
     def evaluate(self, batch: Any = None) -> StepResult:
         """The loss of one batch with the model in eval() mode; nothing is trained."""
@@ -87,7 +87,7 @@ class Run:
         try:
             return _result(self.workers.evaluate(plan, bodies, leaves))
         except OutOfMemory as error:
-            raise with_advice(error) from None
+            raise with_advice(error, self.plan) from None
 
     def _evaluated(self) -> tuple[Plan, Mapping[str, str]]:
         if self._evaluation is None:

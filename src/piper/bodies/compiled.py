@@ -47,10 +47,14 @@ class Given:
 
 @dataclass
 class _Graph:
-    """A traced body: what Inductor compiles, and the tensors it was traced with."""
+    """A traced body: what Inductor compiles, and the tensors it was traced with.
+
+    The constants of the body are its last inputs.
+    """
 
     module: fx.GraphModule
     inputs: list[Tensor]
+    constants: list[Tensor]
     mode: FakeTensorMode
 
 
@@ -68,6 +72,7 @@ class Body:
     strides: tuple[Strides, ...] | None = None
     rows: tuple[int, ...] = ()  # inputs whose number of rows must be looked at before a call
     problem: str = ""
+    warned: bool = False
     graph: _Graph | None = field(default=None, repr=False)
 
 
@@ -110,7 +115,8 @@ def compile_bodies(bodies: Mapping[Body, str]) -> None:
                     _compile(body)
                     left.remove(body)
     for body, task in bodies.items():
-        if body.problem:
+        if body.problem and not body.warned:
+            body.warned = True
             warnings.warn(
                 f"body {body.name} of {task} runs eagerly: {body.problem}",
                 RuntimeWarning,
@@ -121,7 +127,7 @@ def compile_bodies(bodies: Mapping[Body, str]) -> None:
 def _trace(text: str, inputs: tuple[Given, ...], device: str) -> _Graph:
     from torch._inductor.decomposition import select_decomp_table
 
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
     rows: dict[int, Any] = {}
     made = []
     for given in inputs:
@@ -136,11 +142,26 @@ def _trace(text: str, inputs: tuple[Given, ...], device: str) -> _Graph:
                 made.append(torch.empty(shape, dtype=dtype, device=device))
             else:
                 made.append(torch.empty_strided(shape, given.strides, dtype=dtype, device=device))
+    function, constants = _constants_as_inputs(decode(text))
+    made += [mode.from_tensor(constant, static_shapes=True) for constant in constants]
     # Attention that is decomposed would need memory for all its weights.
     table = {o: f for o, f in select_decomp_table().items() if "scaled_dot_product" not in str(o)}
     with mode, torch.no_grad():
-        module = make_fx(decode(text), decomposition_table=table)(*made)
-    return _Graph(module, made, mode)
+        module = make_fx(function, decomposition_table=table)(*made)
+    return _Graph(module, made, constants, mode)
+
+
+def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
+    constants = []
+    last = module.graph.find_nodes(op="placeholder")[-1:]
+    for node in module.graph.find_nodes(op="get_attr"):
+        constants.append(getattr(module, str(node.target)))
+        point = last[0] if last else next(iter(module.graph.nodes)).prev
+        with module.graph.inserting_after(point):
+            last = [module.graph.placeholder(str(node.target))]
+        node.replace_all_uses_with(last[0])
+        module.graph.erase_node(node)
+    return fx.GraphModule(module, module.graph), constants
 
 
 def _rows(mode: FakeTensorMode, expected: int, bound: int, number: int) -> Any:
@@ -175,7 +196,7 @@ def _compile(body: Body) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compiled = _inductor(graph, body)
+            compiled = _inductor(graph)
     except Exception as error:  # whatever it is: the eager body still runs
         body.problem = _first_line(error)
         return
@@ -184,13 +205,12 @@ def _compile(body: Body) -> None:
         rule = str(shapes.guards[0].expr) if shapes.guards else str(shapes.replacements)
         body.problem = f"the code that Inductor makes holds only if {rule}"
         return
-    body.function = _function(compiled, body.function, body.rows)
+    body.function = _function(compiled, graph.constants, body)
 
 
-def _inductor(graph: _Graph, body: Body) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+def _inductor(graph: _Graph) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor import compile_fx, config
 
     output = next(iter(reversed(graph.module.graph.nodes)))
     # The strides of these results are kept as they were traced.
@@ -205,7 +225,7 @@ def _inductor(graph: _Graph, body: Body) -> Callable[[list[Tensor]], Sequence[Te
         tracing(TracingContext(graph.mode)),
         torch.no_grad(),
     ):
-        compiled: Any = compile_fx_inner(graph.module, graph.inputs)
+        compiled: Any = compile_fx.compile_fx_inner(graph.module, graph.inputs)
     changed = getattr(compiled, "mutated_input_idxs", ())
     if changed:
         raise AssertionError(f"it would change its inputs {sorted(changed)}")
@@ -221,15 +241,18 @@ _SETTINGS = {
 
 
 def _function(
-    compiled: Callable[[list[Tensor]], Sequence[Tensor]], eager: Function, rows: tuple[int, ...]
+    compiled: Callable[[list[Tensor]], Sequence[Tensor]], constants: list[Tensor], body: Body
 ) -> Function:
+    eager, rows = body.function, body.rows
+
     def call(*inputs: Tensor) -> Sequence[Tensor]:
-        return compiled(list(inputs))
+        return compiled([*inputs, *constants])
 
     def call_with_rows(*inputs: Tensor) -> Sequence[Tensor]:
-        if any(inputs[i].shape[0] < 2 for i in rows):
-            return eager(*inputs)
-        return compiled(list(inputs))
+        for i in rows:
+            if inputs[i].shape[0] < 2:
+                return eager(*inputs)
+        return compiled([*inputs, *constants])
 
     return call_with_rows if rows else call
 

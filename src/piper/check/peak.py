@@ -15,7 +15,8 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buff
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes on one rank when most are alive: by category, at which task, and the largest slots."""
+    """Bytes on one rank when most are alive: by category, at which task, and the largest slots; and
+    what stays from step to step, by category."""
 
     label: str
     num_ranks: int
@@ -23,12 +24,13 @@ class Peak:
     by_category: dict[str, int]
     task: int
     largest: tuple[tuple[int, int], ...]  # (bytes, slot)
+    kept: dict[str, int]
 
 
 def peak_of(world: World, party: Party) -> Peak:
     """In dispatch order, at the bounds of what depends on the data."""
     ledger = _Ledger(world, party)
-    most, at = ledger.total, -1
+    most, at, kept = ledger.total, -1, ledger.by_category()
     for index in range(len(party.tasks)):
         ledger.start(index)
         if ledger.total > most:
@@ -40,7 +42,13 @@ def peak_of(world: World, party: Party) -> Peak:
         if index < at:
             ledger.end(index)
     return Peak(
-        party.label, party.num_ranks, most, ledger.by_category(), at, tuple(ledger.largest()[:5])
+        label=party.label,
+        num_ranks=party.num_ranks,
+        total=most,
+        by_category=ledger.by_category(),
+        task=at,
+        largest=tuple(ledger.largest()[:5]),
+        kept=kept,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,13 +30,11 @@ class DeviceOrder:
         self.worker = worker
         self.cells = worker.cells
         tasks, device = worker.me.tasks, worker.device
-        self.streams = [
-            torch.cuda.Stream(device, priority=HIGH if stream.priority == "high" else 0)
-            for stream in worker.plan.streams
-        ]
         number = next((task.stream for task in tasks if task.kind == "run"), 0)
+        used = list(dict.fromkeys([number, *(task.stream for task in tasks)]))
+        self.streams = _streams(device, {i: worker.plan.streams[i].priority for i in used})
         self.stream = self.streams[number]
-        self.others = [s for i, s in enumerate(self.streams) if i != number and _used(tasks, i)]
+        self.others = [self.streams[i] for i in used if i != number]
         self.begun = torch.cuda.Event()
         self.ended = [torch.cuda.Event() for _ in self.others]
         self.releases = releases_of(worker.me, home=number)
@@ -108,8 +106,21 @@ class DeviceOrder:
         self.cells[WAITS] = min(talking or under_way, default=NOTHING)
 
 
-def _used(tasks: tuple[Task, ...], stream: int) -> bool:
-    return any(task.stream == stream for task in tasks)
+_made: dict[tuple[torch.device, str], list[Any]] = {}
+
+
+def _streams(device: torch.device, priorities: Mapping[int, str]) -> dict[int, Any]:
+    """A CUDA stream for each. A device has few queues, which streams take in turn: all plans of a
+    process have the same streams, so that none of them shares a queue with one that waits."""
+    found: dict[int, Any] = {}
+    taken: Counter[str] = Counter()
+    for number, priority in priorities.items():
+        made = _made.setdefault((device, priority), [])
+        if taken[priority] == len(made):
+            made.append(torch.cuda.Stream(device, priority=HIGH if priority == "high" else 0))
+        found[number] = made[taken[priority]]
+        taken[priority] += 1
+    return found
 
 
 def _events(tasks: tuple[Task, ...]) -> dict[int, Any]:

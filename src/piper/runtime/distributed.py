@@ -13,6 +13,7 @@ from torch import Tensor
 
 from piper.ir.graph import Stream
 from piper.plan.types import Plan
+from piper.runtime.gates import Gate, Gates
 from piper.runtime.transport import Exchange, Pending
 
 # torch 2.13 has new names for both and warns of the old ones; 2.11 has only those.
@@ -31,6 +32,8 @@ class Communicators:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.groups: dict[Channel, Any] = {}
+        self.gates: Gates | None = None  # where all ranks are on one machine
+        self.gate_of: dict[Channel, Gate] = {}
 
     def prepare(self, plan: Plan) -> None:
         """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
@@ -43,6 +46,8 @@ class Communicators:
             self.groups[channel] = dist.new_group(
                 list(ranks), timeout=TIMEOUT, backend="nccl", pg_options=_nccl_options(stream)
             )
+            if self.gates is not None:
+                self.gate_of[channel] = self.gates.gate(ranks, dist.get_rank())
             if dist.get_rank() in ranks:
                 self._connect(channel)
 
@@ -85,6 +90,7 @@ class DistributedTransport:
 
     def __init__(self, communicators: Communicators) -> None:
         self.groups = communicators.groups
+        self.gate_of = communicators.gate_of
         self.device = communicators.device
         self.aside = self.device.type == "cpu"  # else a collective runs on the current stream
 
@@ -95,7 +101,10 @@ class DistributedTransport:
         splits: list[list[int]] | None,
         into: Tensor | None,
     ) -> Pending:
-        group = self.groups[exchange.ranks, exchange.stream]
+        channel = exchange.ranks, exchange.stream
+        group = self.groups[channel]
+        if self.gate_of:
+            self.gate_of[channel].meet(torch.cuda.current_stream().cuda_stream)
         if tensor is None:
             into = self._empty(exchange) if into is None else into
             if not self.aside:

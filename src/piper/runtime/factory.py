@@ -16,8 +16,8 @@ from piper.plan.types import Optimizer
 Factory = Callable[[Any], torch.optim.Optimizer]
 
 LEGAL = (
-    "a function of parameters that makes a torch.optim optimizer, such as "
-    "partial(torch.optim.AdamW, lr=1e-3), or piper.adamw(lr=...) or piper.sgd(lr=...)"
+    "piper.adamw(lr=...), piper.sgd(lr=...), or a function of parameters that makes a torch.optim "
+    "optimizer, such as partial(torch.optim.AdamW, lr=1e-3)"
 )
 _REFUSED = {
     "LBFGS": "it computes the loss several times in a step",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from piper.plan.types import plan_from_json
 from piper.runtime.board import Board, begin, clear, end
 from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
+from piper.runtime.gates import Gates
 from piper.runtime.host_order import PeerError
 from piper.runtime.profile import profiled
 from piper.runtime.reading import Reader, function_of
@@ -40,9 +42,19 @@ class Member:
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
         self.at: Worker | None = None  # the one that was asked last
 
-    def join(self, payload: Mapping[str, Any]) -> None:
-        """Meet the other ranks."""
-        join(self.rank, **payload)
+    def join(self, payload: Mapping[str, Any]) -> str:
+        """Meet the other ranks; why there can be no gates between them, if so."""
+        settings = dict(payload)
+        gates = settings.pop("gates", None)
+        join(self.rank, **settings)
+        if gates is None:
+            return ""
+        self.communicators.gates = Gates(gates, self.device)
+        return self.communicators.gates.problem
+
+    def ungate(self, _: object = None) -> None:
+        """Do without gates, since not every rank can have them."""
+        self.communicators.gates = None
 
     def load(self, payload: Mapping[str, Any]) -> str:
         """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
@@ -54,6 +66,8 @@ class Member:
             self.workers.clear()
             self.readers.clear()
             clear(self.cells)
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
         self.communicators.prepare(plan)
         self.workers[name] = Worker(
             plan,
@@ -128,8 +142,9 @@ class Member:
 def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:
     """What others are told of an error; where memory ran out, who has it."""
     text = error.message if isinstance(error, PiperError) else f"{type(error).__name__}: {error}"
+    text = text.partition("\nException raised from ")[0]  # without torch's own stack
     facts: dict[str, Any] = {
-        "error": text.partition("\nException raised from ")[0].strip(),  # and torch's own stack
+        "error": re.sub(r"\[enforce fail at \S+\] .*?\. ", "", text).strip(),
         "command": command,
         "trace": traceback.format_exc().strip().splitlines(),
     }

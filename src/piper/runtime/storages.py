@@ -20,12 +20,14 @@ def held_bytes(worker: Worker) -> dict[str, int]:
     """Bytes of parameters, gradients, optimizer state (with masters) and all else, each storage once."""
     seen: set[int] = set()
     slots = list(zip(worker.me.slots, worker.slots, strict=True))
+    pooled = [(worker.me.slots[i], tensor) for i, tensor in worker.pooled.items()]
     found = {
         "parameters": _new(seen, (t for s, t in slots if s.kind in _PARAMETERS)),
-        "gradients": _new(seen, (t for s, t in slots if s.kind == "grad")),
+        "gradients": _new(seen, (t for s, t in slots if s.kind == "grad"))
+        + _new(seen, (t for s, t in pooled if s.memory == "gradients")),
         "optimizer": _new(seen, optimizer_tensors(worker)),
     }
-    found["other"] = _new(seen, (t for _, t in slots))
+    found["other"] = _new(seen, (t for _, t in (*slots, *pooled)))
     return found
 
 
