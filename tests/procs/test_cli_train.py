@@ -16,17 +16,17 @@ from piper.cli.main import main
 pytestmark = pytest.mark.xdist_group("procs")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILE = str(EXAMPLES / "moe_lm.py")
-TWO = ["--dp", "2", "--ep", "2", "--zero", "2", "--microbatches", "2", "--clip", "1"]
+FILE = str(Path(__file__).with_name("tiny.py"))
+TWO = ["--dp", "2", "--zero", "2", "--microbatches", "2", "--clip", "1"]
 
 
-def _piper(*arguments: str) -> subprocess.Popen[str]:
+def _piper(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "piper", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
 
 
@@ -49,6 +49,16 @@ def test_local_and_torchrun_train_alike(capsys: pytest.CaptureFixture[str]) -> N
     losses = [[e["loss"] for e in events if "loss" in e] for events in (local, ran)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert losses[0][2] < losses[0][0]
+    assert [e["lr"] for e in ran if e["event"] == "step"] == pytest.approx([0.2, 0.18, 0.162])
+
+
+def test_data_that_fails_under_torchrun_is_told_once_with_its_rank() -> None:
+    arguments = ["train", FILE, *TWO, "--steps", "9", "--nproc=2", "--launch", "torchrun"]
+    process = _piper(*arguments, BROKEN="yes")
+    out, errors = process.communicate(timeout=110)
+    assert process.returncode != 0
+    assert "step 2/9" in out and "step 3/9" not in out
+    assert errors.count("rank 1 failed in fetch: OSError: block 7 is damaged") == 1
 
 
 def test_a_file_without_data_trains_on_its_batches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +78,7 @@ def test_a_file_without_data_trains_on_its_batches(capsys: pytest.CaptureFixture
         (["--nproc", "0"], "--nproc 0"),
         (["--address", "auto"], "--address does not go with --launch local"),
         (["--launch", "loopback", "--timeout", "3"], "--timeout does not go with"),
-        (["--evaluate-every", "2"], "evaluate_every=2 without evaluate"),
+        (["--evaluate-every", "2"], "evaluate_every=2, but evaluate is missing"),
     ],
 )
 def test_wrong_options_are_refused(

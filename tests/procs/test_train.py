@@ -159,7 +159,7 @@ def test_bad_batches_end_the_run_with_their_rank(
     ("options", "message"),
     [
         ({"steps": 0}, "steps=0"),
-        ({"steps": 1, "evaluate_every": 2}, "evaluate_every=2 without evaluate"),
+        ({"steps": 1, "evaluate_every": 2}, "evaluate_every=2, but evaluate is missing"),
         ({"steps": 1, "evaluate": iter([])}, "the data to evaluate can be read only once"),
         ({"steps": 1, "log": "loud"}, "log='loud'"),
         ({"steps": 1, "launch": "local", "timeuot": 3}, "takes no timeuot here.*timeout"),

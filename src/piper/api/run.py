@@ -130,7 +130,7 @@ class Run:
         if self.closed:
             raise RunError("the run is closed", legal="steps inside of the with block")
         if batch is not None:
-            return self._checked(batch)
+            return self.checked(batch)
         if self.workers.reading == "rank":
             return None  # a rank that needs none
         if not self.fetch(name=name):
@@ -138,8 +138,9 @@ class Run:
         self._fetched[name] = False
         return None
 
-    def _checked(self, batch: Any) -> dict[str, Tensor]:
-        """A global batch, or where this process is one rank, maybe its rows of it."""
+    def checked(self, batch: Any) -> dict[str, Tensor]:
+        """The tensors of a global batch, or where this process is one rank, maybe of its rows of it, if
+        they are like those of the example batch."""
         if self.workers.reading == "rank":
             sizes = {leaf.shape[0] for leaf in batch_leaves(batch).values() if leaf.dim()}
             parts = self.plan.num_data_ranks

@@ -76,9 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.launch != "torchrun" or under_torchrun():
         return _train(module, arguments, options)
     num_ranks = arguments.nproc or _program(module, arguments).graph.mesh.size
-    command = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", "piper", *arguments.argv]
+    own = _without_nproc(arguments.argv)
+    command = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", "piper", *own]
     sys.stdout.flush()
     return os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *command])
+
+
+def _without_nproc(argv: list[str]) -> list[str]:
+    """torchrun would take --nproc as its own; ranks learn it from WORLD_SIZE."""
+    found = [word for word in argv if not word.startswith("--nproc=")]
+    if "--nproc" in found:
+        at = found.index("--nproc")
+        del found[at : at + 2]
+    return found
 
 
 def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str, Any]) -> int:
@@ -119,9 +129,12 @@ def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str,
 
 def _program(module: ModuleType, arguments: argparse.Namespace) -> Any:
     """The traced program; its strategy must have the ranks that are asked for."""
+    from piper.runtime.torchrun import under_torchrun
     from piper.strategies import parallel
 
     wanted = arguments.nproc
+    if arguments.launch == "torchrun" and under_torchrun():
+        wanted = int(os.environ["WORLD_SIZE"])
     if wanted is not None and wanted < 1:
         raise FileError(f"--nproc {wanted}", legal="at least 1")
     default = parallel(dp=wanted) if wanted and wanted > 1 else None

@@ -108,8 +108,18 @@ class TorchrunRun:
         """The numbers of all ranks."""
         number = torch.tensor([mine])
         found = [torch.zeros_like(number) for _ in range(self.plan.mesh.size)]
-        dist.all_gather(found, number)
+        try:
+            dist.all_gather(found, number)
+        except RuntimeError as error:
+            self._fail(PeerError("fetch", str(error)), "fetch")
         return [int(one) for one in found]
+
+    def stop(self, failure: Exception | None) -> NoReturn:
+        """End, on every rank, with the failure of those that could not read."""
+        if failure is not None:
+            self._fail(failure, "fetch")
+        time.sleep(2 * GRACE_SECONDS)
+        raise SystemExit(1)
 
     def from_first(self, mine: Any) -> Any:
         """What rank 0 has."""

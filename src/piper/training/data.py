@@ -96,18 +96,23 @@ def _of_this_rank(run: Run, data: Any) -> Iterator[Any]:
     reads = any(slot.kind == "batch" for slot in me.slots)
     share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
     reader = _begun_late(lambda: data(share) if callable(data) else _ordered(data, share))
-    number = 0
     while True:
         status, batch, failure = READ, None, None
-        number += 1
         try:
             batch = next(reader) if reads else None
+            if reads:
+                run.checked(batch)
         except StopIteration:
             status = ENDED
         except Exception as error:
             status, failure = FAILED, error
         found = workers.agree(status if reads else IDLE)
-        _check(me.rank, number, found, failure)
+        if FAILED in found:
+            workers.stop(failure)
+        check_ends(
+            [rank for rank, other in enumerate(found) if other == READ],
+            [rank for rank, other in enumerate(found) if other == ENDED],
+        )
         if ENDED in found:
             return
         yield batch
@@ -116,18 +121,3 @@ def _of_this_rank(run: Run, data: Any) -> Iterator[Any]:
 def _begun_late(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     """What fails when it is made fails when it is first read."""
     yield from make()
-
-
-def _check(rank: int, number: int, found: list[int], failure: Exception | None) -> None:
-    """Raise on every rank if one of them cannot go on."""
-    if failure is not None:
-        raise RunError(
-            f"rank {rank} failed to read batch {number}: {type(failure).__name__}: {failure}"
-        ) from failure
-    failed = [r for r, status in enumerate(found) if status == FAILED]
-    if failed:
-        raise RunError(f"rank {failed[0]} failed to read batch {number}; its own error says why")
-    check_ends(
-        [r for r, status in enumerate(found) if status == READ],
-        [r for r, status in enumerate(found) if status == ENDED],
-    )
