@@ -167,6 +167,8 @@ def torch_ranks(options: Any) -> Iterator[TorchRanks]:
         env: list[dict[str, str]] = [{} for _ in range(RANKS)]
         if options.device == "cuda":
             mps = stack.enter_context(Mps())
+            os.environ.update(mps.env())  # so that Piper's launcher uses this daemon too
+            stack.callback(lambda: [os.environ.pop(name) for name in mps.env()])
             env = [
                 {**mps.env(percentage=100 / RANKS), "NCCL_HOSTID": f"host{rank}"}
                 for rank in range(RANKS)

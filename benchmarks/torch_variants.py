@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -44,15 +45,20 @@ class Ranked:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
 
     def stage(self, number: int, total: int) -> nn.Module:
-        return self.load(Stage(self.sizes, number, total)).to(self.device)
+        return self._filled(lambda: Stage(self.sizes, number, total))
+
+    def whole(self) -> nn.Module:
+        return self._filled(lambda: Transformer(self.sizes, 1))
+
+    def _filled(self, make: Callable[[], nn.Module]) -> nn.Module:
+        with torch.device("meta"):  # initial weights are made once, not twice
+            module = make()
+        return self.load(module.to_empty(device="cpu")).to(self.device)
 
     def maybe_compiled(self, module: nn.Module) -> nn.Module:
         if self.compiled:
             module.compile()
         return module
-
-    def whole(self) -> nn.Module:
-        return self.load(Transformer(self.sizes, 1)).to(self.device)
 
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         fused = {"fused": True} if self.device.type == "cuda" else {}
@@ -73,6 +79,10 @@ def pipeline(schedule: str, ranked: Ranked) -> Step:
     given = stages[0] if schedule == "1f1b" else stages
     runner = make(given, n_microbatches=ranked.sizes.microbatches, loss_fn=loss_of)
 
+    # Older versions of torch keep the outputs of the last stage whether wanted or not.
+    takes = inspect.signature(runner.step).parameters
+    quiet = {"return_outputs": False} if "return_outputs" in takes else {}
+
     def one(batch: Batch) -> float | None:
         losses: list[Tensor] = []
         tokens = (batch["tokens"],) if 0 in numbers else ()
@@ -80,7 +90,7 @@ def pipeline(schedule: str, ranked: Ranked) -> Step:
             target = {"target": batch["labels"], "losses": losses}
         else:
             target = {}
-        runner.step(*tokens, **target, return_outputs=False)
+        runner.step(*tokens, **target, **quiet)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return float(torch.stack(losses).detach().mean()) if losses else None

@@ -5,19 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(250)
 HOME = Path(__file__).parents[2]
 
 
 def run(script: str, *arguments: str) -> str:
     command = [sys.executable, str(HOME / "benchmarks" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_host_cost_compares_losses_with_one_process() -> None:
-    said = run("host_cost.py", "--quick", "--rows", "1f1b,zbv,zero3")
-    for row, other in [("1f1b", "1f1b"), ("zbv", "zbv"), ("zero3", "fsdp2")]:
+    said = run("host_cost.py", "--quick", "--rows", "zbv,zero3")
+    for row, other in [("zbv", "zbv"), ("zero3", "fsdp2")]:
         assert f"| {row} |" in said and f"| {other} |" in said
     assert "equal those of one process" in said
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ exit 0
 
 
 @pytest.fixture
-def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     yield tmp_path / "notes"
@@ -60,6 +62,19 @@ def test_two_daemons_do_not_meet(notes: Path) -> None:
     install(notes.parent, GOOD)
     with Mps() as one, Mps() as other:
         assert one.env() != other.env()
+
+
+def test_a_daemon_of_the_environment_is_used_and_left(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(notes.parent, GOOD)
+    with Mps() as mine:
+        for name, value in mine.env().items():
+            monkeypatch.setenv(name, value)
+        with Mps() as other:
+            assert other.env(percentage=50) == mine.env(percentage=50)
+        assert "quit" not in notes.read_text()
+        assert os.path.exists(mine.folder)
 
 
 def test_a_missing_program_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

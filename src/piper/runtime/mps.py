@@ -19,7 +19,8 @@ _PREFIX = "piper-mps-"
 
 
 class Mps:
-    """A daemon of our own, with its own folders; leaving the context ends it.
+    """A daemon of our own, with its own folders; leaving the context ends it. Where the environment
+    names a daemon already (CUDA_MPS_PIPE_DIRECTORY), that one is used and left running.
 
     with Mps() as mps:
         subprocess.Popen(command, env={**os.environ, **mps.env(percentage=25)})
@@ -27,7 +28,8 @@ class Mps:
 
     def __init__(self, parent: str | None = None) -> None:
         self.parent = parent  # the folder of its folders
-        self.folder = ""
+        self.folder = ""  # of our own daemon
+        self._given: dict[str, str] = {}
 
     def __enter__(self) -> Mps:
         if shutil.which(CONTROL) is None:
@@ -35,6 +37,11 @@ class Mps:
                 f"{CONTROL} is not on the PATH, so that ranks cannot share a GPU",
                 legal="install the NVIDIA driver's MPS, or one rank per GPU",
             )
+        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        if names[0] in os.environ:
+            self._given = {name: os.environ[name] for name in names if name in os.environ}
+            self._ask()
+            return self
         self.folder = tempfile.mkdtemp(prefix=_PREFIX, dir=self.parent)
         for name in ("pipe", "log"):
             os.mkdir(os.path.join(self.folder, name))
@@ -47,7 +54,7 @@ class Mps:
 
     def env(self, percentage: float | None = None) -> dict[str, str]:
         """What a process needs to be a client, with at most a percentage of the multiprocessors."""
-        found = {
+        found = dict(self._given) or {
             "CUDA_MPS_PIPE_DIRECTORY": os.path.join(self.folder, "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": os.path.join(self.folder, "log"),
         }
@@ -64,7 +71,10 @@ class Mps:
             raise RunError(
                 f"{CONTROL} ended with exit code {done.returncode}", details=self._said(done)
             )
-        # The daemon is up when it answers; where it failed to start, the question fails.
+        self._ask()
+
+    def _ask(self) -> None:
+        """The daemon is up when it answers."""
         try:
             answer = self._control([], text="get_server_list\n", seconds=START_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -87,7 +97,7 @@ class Mps:
     def _said(self, done: subprocess.CompletedProcess[str]) -> list[str]:
         """What the command printed and the last lines of the daemon's log."""
         lines = done.stdout.strip().splitlines()
-        path = os.path.join(self.folder, "log", "control.log")
+        path = os.path.join(self.env().get("CUDA_MPS_LOG_DIRECTORY", ""), "control.log")
         if os.path.exists(path):
             with open(path, errors="replace") as log:
                 lines += log.read().strip().splitlines()[-5:]
@@ -95,6 +105,7 @@ class Mps:
 
     def close(self) -> None:
         """Quit the daemon, wait for its end, and remove its folders."""
+        self._given = {}
         if not self.folder:
             return
         try:
