@@ -20,6 +20,7 @@ from piper.errors import RunError
 from piper.runtime.board import Board
 from piper.runtime.devices import devices_of
 from piper.runtime.failure import Failure, as_error, first_cause
+from piper.runtime.gates import make_shared
 from piper.runtime.messages import receive, send
 from piper.runtime.mps import Mps
 from piper.runtime.patience import Patience
@@ -63,7 +64,7 @@ class LocalPool:
         try:
             self.board = Board(num_ranks, os.path.join(self._folder, "board"))
             if ranks_per_gpu > 1:
-                self._mps = Mps(self._folder)
+                self._mps = Mps(self._folder).__enter__()
             self._start(devices, ranks_per_gpu)
         except Failure as failure:
             self.close(kill=True)
@@ -81,7 +82,16 @@ class LocalPool:
         self._collect("start", self.report)
         store = f"file://{os.path.join(self._folder, 'store')}"
         joining = {"num_ranks": self.num_ranks, "init_method": store, "timeout": START_SECONDS}
-        self.ask([("join", joining)] * self.num_ranks)
+        if self.device == "cpu" or self.num_ranks == 1:
+            self.ask([("join", joining)] * self.num_ranks)
+            return
+        gates = make_shared()
+        try:
+            problems = self.ask([("join", {**joining, "gates": gates})] * self.num_ranks)
+        finally:
+            os.unlink(gates)  # who has opened it keeps it
+        if any(problems):
+            self.ask([("ungate", None)] * self.num_ranks)
 
     def _spawn(self, rank: int, ranks_per_gpu: int) -> None:
         environment = {
@@ -92,7 +102,7 @@ class LocalPool:
         }
         if self._mps is not None:
             # NCCL refuses two ranks on one card of one host.
-            environment |= {**self._mps.env(100 // ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
+            environment |= {**self._mps.env(100 / ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
         ours, theirs = _socket_pair(self.timeout)
         with theirs:
             end = theirs.fileno()

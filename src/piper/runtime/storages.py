@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,24 @@ def held_bytes(worker: Worker) -> dict[str, int]:
     """Bytes of parameters, gradients, optimizer state (with masters) and all else, each storage once."""
     seen: set[int] = set()
     slots = list(zip(worker.me.slots, worker.slots, strict=True))
+    pooled = [(worker.me.slots[i], tensor) for i, tensor in worker.pooled.items()]
     found = {
         "parameters": _new(seen, (t for s, t in slots if s.kind in _PARAMETERS)),
-        "gradients": _new(seen, (t for s, t in slots if s.kind == "grad")),
+        "gradients": _new(seen, (t for s, t in slots if s.kind == "grad"))
+        + _new(seen, (t for s, t in pooled if s.memory == "gradients")),
         "optimizer": _new(seen, optimizer_tensors(worker)),
     }
-    found["other"] = _new(seen, (t for _, t in slots))
+    found["other"] = _new(seen, (t for _, t in (*slots, *pooled)))
     return found
+
+
+def measured_bytes(worker: Worker) -> dict[str, int]:
+    """What is held, and `peak`: the most that the device, or on the CPU the process, had in use."""
+    if worker.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(worker.device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {**held_bytes(worker), "peak": peak}
 
 
 def largest(worker: Worker, num: int) -> list[tuple[str, int, str]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from piper.runtime.devices import devices_of
 from piper.runtime.failure import Failure, as_error
 from piper.runtime.host_order import PeerError
 from piper.runtime.member import Member, join, leave, told
+from piper.runtime.pool_run import Reading
 from piper.runtime.rollcall import Rollcall
 from piper.runtime.shares import share_of
 
@@ -30,9 +32,16 @@ QUIET_SECONDS = 15  # for the rank that speaks, before the others end by themsel
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+def under_torchrun() -> bool:
+    """Whether this process is a rank that torchrun, or something like it, started."""
+    return all(name in os.environ for name in NEEDED)
+
+
 class TorchrunRun:
     """The rank of this process. A batch is this rank's share, or the global one, of which it takes its
     share; every rank calls every method."""
+
+    reading: Reading = "rank"
 
     def __init__(
         self,
@@ -74,14 +83,55 @@ class TorchrunRun:
         self.load(plan, bodies, "train")
 
     def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
+        """Get ready for a plan, unless this rank is."""
+        if self.plans.get(name) is plan:
+            return
         payload = {"name": name, "plan": plan.to_json(), "bodies": bodies, **self.options}
         self.plans[name] = plan
         hashes = self._all("load", payload)
         if set(hashes) != {plan.content_hash()}:
             raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
 
-    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
-        return [self._do("step", {"leaves": self._share(leaves)})]
+    def step(self, leaves: Mapping[str, Tensor] | None) -> list[dict[str, float]]:
+        share = {} if leaves is None else self._share(leaves)
+        return [self._do("step", {"leaves": share})]
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor] | None
+    ) -> list[dict[str, float]]:
+        """Run an evaluation of the plan on its live parameters."""
+        self.load(plan, bodies, "eval")
+        share = {} if leaves is None else self._share(leaves)
+        return [self._do("step", {"name": "eval", "leaves": share})]
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        self.member.workers["train"].set_options(options)
+
+    def agree(self, mine: int) -> list[int]:
+        """The numbers of all ranks."""
+        number = torch.tensor([mine])
+        found = [torch.zeros_like(number) for _ in range(self.plan.mesh.size)]
+        try:
+            dist.all_gather(found, number)
+        except RuntimeError as error:
+            self._fail(PeerError("fetch", str(error)), "fetch")
+        return [int(one) for one in found]
+
+    def stop(self, failure: Exception | None) -> NoReturn:
+        """End, on every rank, with the failure of those that could not read."""
+        if failure is not None:
+            self._fail(failure, "fetch")
+        time.sleep(2 * GRACE_SECONDS)
+        raise SystemExit(1)
+
+    def from_first(self, mine: Any) -> Any:
+        """What rank 0 has."""
+        found = [mine]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def describe(self) -> list[dict[str, str]]:
+        return self._all("describe", None)
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return self._all("tensors", kind)
