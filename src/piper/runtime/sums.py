@@ -71,9 +71,7 @@ def add_to_bucket(
             call(into, [slots[s] for s in sources])
 
     cut, kept = _cut(slot.shape[0], places)
-    number = {
-        place: index for place, index in zip(dict.fromkeys(sorted(places)), kept, strict=True)
-    }
+    number = dict(zip(dict.fromkeys(sorted(places)), kept, strict=True))
     flat_calls = [(c, [(s, number[p]) for s, p in pairs]) for c, pairs in calls]
 
     def start() -> None:
