@@ -199,4 +199,5 @@ def test_the_graph_is_refined_only_when_it_is_lowered() -> None:
     physical = applied.lower().graph
     assert len(physical.chunks) == 6 * 4
     assert "F[.3,MB=1]" in physical.nodes
-    assert {edge.origin for edge in physical.edges} == {3}  # the order's own line
+    ordered = {e.origin for e in physical.edges if not e.after.startswith("total.")}
+    assert ordered == {3}  # the order's own line

@@ -35,7 +35,7 @@ def test_shared_gpu_runs_on_processes(tmp_path: Path) -> None:
     (found,) = json.loads(report.read_text())["schedules"]
     assert found["schedule"] == "dualpipev"
     assert all(len(found[side]["ms"]) == 1 for side in ("piper", "torch"))
-    names = {path.name for path in traces.iterdir()}
+    names = {str(path.relative_to(traces)) for path in traces.glob("*/*")}
     assert names == {
-        f"{side}_dualpipev_rank{rank}.json.gz" for side in ("piper", "torch") for rank in range(4)
+        f"{side}_dualpipev/rank{rank}.json.gz" for side in ("piper", "torch") for rank in range(4)
     }

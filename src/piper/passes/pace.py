@@ -98,14 +98,18 @@ class _Pacing:
     def end_with_results(self) -> None:
         """A collective that no node of the step reads comes last: it would wait for slower ranks beside
         chunks, and take room from them."""
+        reported: dict[str, list[Comm]] = defaultdict(list)
         for node in self.graph.nodes.values():
-            if not isinstance(node, Comm) or node.comm != "all_reduce" or node.name in self.ordered:
+            if isinstance(node, Comm) and self.graph.values[node.outputs[0]].role in _REPORTED:
+                reported[node.key].append(node)
+        for nodes in reported.values():  # one collective, on every slice
+            if any(n.name in self.ordered or self.graph.readers.get(n.outputs[0]) for n in nodes):
                 continue
-            (value,) = node.outputs
-            if self.graph.values[value].role in _REPORTED and not self.graph.readers.get(value):
+            for node in nodes:
+                assert node.slice is not None
                 self.moved.add(node.name)
                 self.end.append(node)
-                self.edges.append(OrderEdge(self.chunks[node.slice][-1], node.name, TRACED))  # type: ignore[index]
+                self.edges.append(OrderEdge(self.chunks[node.slice][-1], node.name, TRACED))
 
     # Gradients of whole buckets, where only shards stay
 

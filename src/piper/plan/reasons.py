@@ -8,6 +8,7 @@ from piper.plan.types import RankClass
 
 ORDER = "an order asks for it"
 HELD = "it is held back until then, so that little memory is in use at once"
+LAST = "what is only reported comes last, so that it takes no room from chunks while it waits"
 _SHOWN = 3
 
 
@@ -60,7 +61,12 @@ class Reasons:
         reducing = self.found.tasks[before].kind == "reduce_scatter"
         if not words and (reducing or task.kind in ("recv", "all_gather")):
             return HELD
+        if not words and task.kind == "all_reduce" and self._only_reported(after):
+            return LAST
         return "; ".join(words) or ORDER
+
+    def _only_reported(self, index: int) -> bool:
+        return not any(self.readers[self._root(s)] for s in self.found.tasks[index].writes)
 
     def _last_writer(self, slot: int, index: int) -> int:
         return max((w for w in self.writers[self._root(slot)] if w < index), default=-1)

@@ -97,6 +97,7 @@ class LocalPool:
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "lo",
+            **_queues(self.device, ranks_per_gpu),
             **os.environ,
             "OMP_NUM_THREADS": "1",
         }
@@ -239,3 +240,10 @@ def _socket_pair(timeout: float) -> tuple[socket.socket, socket.socket]:
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
         ours.setsockopt(socket.SOL_SOCKET, option, seconds)
     return ours, theirs
+
+
+def _queues(device: str, ranks_per_gpu: int) -> dict[str, str]:
+    """A card that a rank has to itself gives it the most queues there can be, so that none of its
+    streams waits behind another; ranks that share a card get along with what there is."""
+    alone = device != "cpu" and ranks_per_gpu == 1
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} if alone else {}
