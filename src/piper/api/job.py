@@ -19,6 +19,7 @@ from piper.plan.types import Plan
 from piper.runtime.local import LocalPool
 from piper.runtime.loopback import Loopback
 from piper.runtime.pool_run import Pool, PoolRun
+from piper.runtime.ray_pool import RayPool
 from piper.runtime.single import SingleRun
 from piper.runtime.torchrun import TorchrunRun
 
@@ -57,10 +58,13 @@ class Job:
 
     def launch(self, launcher: str | Pool = "local", **options: Any) -> Run:
         """Start the workers: `"local"` processes, `"torchrun"` in a script that torchrun runs,
-        `"loopback"` with all ranks in this process, or `"single"` for a plan of one rank.
+        `"ray"` on a cluster, `"loopback"` with all ranks in this process, or `"single"` for a plan
+        of one rank.
 
         Options of local: `timeout` (seconds without progress after which a step has failed),
-        `ranks_per_gpu`; of torchrun: `timeout`. A Pool is used and left running.
+        `ranks_per_gpu`; of torchrun: `timeout`; of ray: `timeout`, `address` of a cluster to join,
+        `near` and `spread`: axes of the mesh whose neighbours should, or should not, share a node,
+        `num_cpus` of each rank. A Pool is used and left running.
         """
         if not isinstance(launcher, str):
             self._check_options(options, ())
@@ -80,8 +84,14 @@ class Job:
             self._check_options(options, ("timeout", "ranks_per_gpu", "report"))
             make = partial(LocalPool, self.plan.mesh.size, device=self.plan.device, **options)
             return Run(self.plan, PoolRun(self.plan, self.bodies, make))
+        if launcher == "ray":
+            known = ("timeout", "report", "address", "near", "spread", "num_cpus")
+            self._check_options(options, known)
+            mesh, device = self.plan.mesh, self.plan.device
+            pool = partial(RayPool, mesh.size, device=device, mesh=mesh, **options)
+            return Run(self.plan, PoolRun(self.plan, self.bodies, pool))
         raise RunError(
-            f"no launcher is called {launcher!r}", legal="local, torchrun, loopback or single"
+            f"no launcher is called {launcher!r}", legal="local, torchrun, ray, loopback or single"
         )
 
     @staticmethod

@@ -36,7 +36,7 @@ def as_error(failure: Failure, plan: Plan | None) -> RunError:
         if ranks:
             message = f"{_ranks(ranks)} hang{'s' if len(ranks) == 1 else ''}: {message}"
     elif failure.kind == "died":
-        ranks, message = [failure.rank], f"rank {failure.rank} {_ending(failure.facts['code'])}"
+        ranks, message = [failure.rank], f"rank {failure.rank} {_ending(**failure.facts)}"
     else:
         ranks, message = [failure.rank], f"rank {failure.rank} failed"
     stepping = failure.facts.get("command", "step") == "step"
@@ -90,9 +90,10 @@ class _Story:
     def culprits(self) -> list[int]:
         """The ranks that somebody waits for and that wait for nobody; else those that wait for none."""
         waits_for = {r: self._missing(r) for r in range(self.plan.mesh.size)}
-        idle = [r for r, peers in waits_for.items() if not peers and self._index(r) is not None]
+        idle = [r for r, peers in waits_for.items() if not peers]
         blamed = {peer for peers in waits_for.values() for peer in peers}
-        return [r for r in idle if r in blamed] or idle
+        # Who is blamed need not have begun the step.
+        return [r for r in idle if r in blamed] or [r for r in idle if self._index(r) is not None]
 
     def _me(self, rank: int) -> RankPlan:
         return self.bound(rank)
@@ -123,7 +124,9 @@ class _Story:
         return any(task.key == key for task in self._me(rank).tasks[: where.task + 1] if task.key)
 
 
-def _ending(code: int) -> str:
+def _ending(*, code: int = 0, reason: str = "", **_: object) -> str:
+    if reason:
+        return f"died: {reason}"
     if code >= 0:
         return f"ended with exit code {code}"
     try:

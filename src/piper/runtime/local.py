@@ -137,7 +137,7 @@ class LocalPool:
     def _collect(self, command: str) -> list[Any]:
         answers: dict[int, Any] = {}
         failures: list[Failure] = []
-        patience = _Patience(self.board, self.timeout if command == "step" else LOAD_SECONDS)
+        patience = Patience(self.board, self.timeout if command == "step" else LOAD_SECONDS)
         deadline = float("inf")
         while len(answers) < self.num_ranks and time.monotonic() < deadline:
             missing = {id(c): r for r, c in enumerate(self.connections) if r not in answers}
@@ -194,7 +194,7 @@ class LocalPool:
         self.close()
 
 
-class _Patience:
+class Patience:
     """Ends when nothing on the board has changed for some seconds."""
 
     def __init__(self, board: Board, seconds: float) -> None:

@@ -70,6 +70,7 @@ class PoolRun:
         try:
             return self.pool.ask(messages)
         except Failure as failure:
+            self.close()
             raise as_error(failure, self.plan) from None
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:

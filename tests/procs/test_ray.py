@@ -1,0 +1,212 @@
+"""Law 1 on a Ray cluster of two nodes, where ranks are placed, and how actors fail and start again.
+
+The nodes are two raylets on this machine."""
+
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from piper.errors import RunError
+from piper.mesh import Mesh
+from piper.runtime import ray_cluster, ray_pool
+from piper.runtime.ray_pool import RayPool
+from piper.training.verify import compare
+from tests.matrix import Cell
+from tests.strategies import strategy_of
+from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(300),
+    # Ray leaves files and processes that it watches itself to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Tip.*:FutureWarning"),
+]
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'piper[ray]'"
+)
+MESH = Mesh((("pp", 2), ("dp", 2)))
+CELLS = [
+    Cell(2, "dualpipev", "sharded", "moe", dp=2),
+    Cell(3, "1f1b", "sharded", "tied", dp=2),
+    Cell(1, "zb_h1", "copied", "dropout", dp=2),
+    Cell(0, "interleaved_1f1b", "sharded", "skips", dp=2),
+    Cell(3, "none", "copied", "branches", dp=4),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of two nodes with two CPUs each."""
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    before = {name: os.environ.get(name) for name in quiet}
+    os.environ.update(quiet)
+    from ray.cluster_utils import Cluster
+
+    options = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=options)
+    try:
+        made.add_node(**options)
+        made.wait_for_nodes()
+        yield made.address
+    finally:
+        import ray
+
+        ray.shutdown()
+        made.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: str) -> Iterator[RayPool]:
+    """Four ranks, kept alive; a test that ends them starts others."""
+    with RayPool(4, address=cluster, mesh=MESH, timeout=30) as made:
+        yield made
+
+
+def _gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _soon(true: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return true()
+
+
+def _job(schedule: str = "1f1b") -> Any:
+    return program_of("dense").apply(strategy_of("pp2_dp2", schedule)).lower(optimizer=ADAMW)
+
+
+@needs_ray
+@pytest.mark.parametrize("cell", CELLS, ids=[cell.name for cell in CELLS])
+def test_trains_like_one_device_on_two_nodes(pool: RayPool, cell: Cell) -> None:
+    assert cell.num_ranks == 4
+    assert len(set(pool.nodes)) == 2
+    job = cell.job()
+    with job.launch(pool) as run:
+        errors = compare(run, batches_of(cell.program), reference_of(cell.program, job))
+    assert errors.exact, errors
+
+
+@needs_ray
+def test_a_killed_actor_is_named_and_others_start_in_its_place(pool: RayPool) -> None:
+    job, batch = _job(), CASES["dense"].batch(0)
+    pids, nodes = pool.processes, pool.nodes
+    with job.launch(pool) as run:
+        loss = run.step(batch).loss
+        os.kill(pids[2], signal.SIGKILL)
+        with pytest.raises(RunError, match=r"^rank 2 died: its worker process has died"):
+            run.step(batch)
+    assert not pool.alive
+    assert _soon(lambda: all(_gone(pid) for pid in pids))
+    with pytest.raises(RunError, match="the actors have ended"):
+        job.launch(pool)
+    pool.restart()
+    assert pool.nodes == nodes
+    with job.launch(pool) as run:
+        assert run.step(batch).loss == loss
+
+
+@needs_ray
+def test_an_actor_that_raises_is_named_with_its_task(pool: RayPool) -> None:
+    batch = CASES["dense"].batch(0)
+    batch["tokens"][8:] += 1000  # outside the embedding, in the second data rank's share
+    with _job().launch(pool) as run, pytest.raises(RunError) as caught:
+        run.step(batch)
+    pool.restart()
+    assert "rank 1 failed in F[PP=0,MB=0] of step 1, from place (tests/" in str(caught.value)
+    assert ": IndexError" in str(caught.value)
+
+
+@needs_ray
+def test_an_actor_that_stops_is_named(pool: RayPool) -> None:
+    pids = pool.processes
+    batch = CASES["dense"].batch(0)
+    with _job().launch(pool) as run:
+        run.step(batch)
+        pool.timeout = 2.0
+        os.kill(pids[3], signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(RunError, match=r"^rank 3 hangs: .* for 2 s") as caught:
+            run.step(batch)
+    pool.timeout = 30.0
+    assert time.monotonic() - started < 20
+    assert any("rank 1 waited for rank 3 in " in line for line in caught.value.details)
+    assert _soon(lambda: all(_gone(pid) for pid in pids))
+    pool.restart()
+
+
+@needs_ray
+def test_a_cluster_without_room_says_what_there_is(
+    cluster: str, pool: RayPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_pool, "PLACE_SECONDS", 1.0)
+    with pytest.raises(RunError, match="no room for 2 ranks") as caught:
+        RayPool(2, address=cluster)
+    assert caught.value.details == ("CPU: 2 asked for, 4 on 2 nodes, 0 of them free",)
+    assert pool.alive
+
+
+@needs_ray
+def test_placements_and_nothing_left_behind(cluster: str, pool: RayPool) -> None:
+    """Last: the pool's own place is needed."""
+    import ray
+
+    pool.close()
+    with RayPool(4, address=cluster, mesh=MESH, near="pp") as near:
+        assert near.nodes[0] == near.nodes[2] != near.nodes[1] == near.nodes[3]
+        pids = near.processes
+    ray.init(address=cluster, logging_level="warning")
+    seen = []
+    options = {"near": "dp", "spread": "pp", "report": lambda rank, text: seen.append((rank, text))}
+    with _job().launch("ray", **options) as run:
+        spread = run.workers.pool  # type: ignore[attr-defined]
+        assert spread.nodes[0] == spread.nodes[1] != spread.nodes[2] == spread.nodes[3]
+        pids += spread.processes
+        run.step(CASES["dense"].batch(0))
+    assert [rank for rank, text in seen if text.startswith("is up: process ")] == [0, 1, 2, 3]
+    assert ray.is_initialized()  # this connection is not the run's
+    groups = ray.util.placement_group_table().values()
+    assert {group["state"] for group in groups} == {"REMOVED"}
+    assert _soon(lambda: ray.available_resources().get("CPU") == 4)
+    assert _soon(lambda: all(_gone(pid) for pid in pids))
+    with pytest.raises(RunError, match="is connected to the Ray cluster at"):
+        _job().launch("ray", address="127.0.0.1:1")
+    ray.shutdown()
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
+def test_an_address_without_a_cluster_is_refused_soon(address: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(RunError, match=f"no Ray cluster at {address}") as caught:
+        _job().launch("ray", address=address)
+    assert "HOST:PORT" in str(caught.value.legal)
+    assert time.monotonic() - started < 20
+
+
+def test_an_axis_that_is_none_is_refused() -> None:
+    with pytest.raises(RunError, match="near='tp' is no axis of the mesh") as caught:
+        _job().launch("ray", near="tp")
+    assert caught.value.legal == "pp, dp"
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RunError, match="Ray is not there") as caught:
+        ray_cluster.load_ray()
+    assert caught.value.legal == "pip install 'piper[ray]'"
