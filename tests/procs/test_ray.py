@@ -5,6 +5,7 @@ The nodes are two raylets on this machine."""
 import importlib.util
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,14 +22,7 @@ from tests.matrix import Cell
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
 
-pytestmark = [
-    pytest.mark.xdist_group("ray"),
-    pytest.mark.timeout(300),
-    # Ray leaves files and processes that it watches itself to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:Tip.*:FutureWarning"),
-]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(300)]
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'piper[ray]'"
 )
@@ -122,35 +116,6 @@ def test_a_killed_actor_is_named_and_others_start_in_its_place(pool: RayPool) ->
 
 
 @needs_ray
-def test_an_actor_that_raises_is_named_with_its_task(pool: RayPool) -> None:
-    batch = CASES["dense"].batch(0)
-    batch["tokens"][8:] += 1000  # outside the embedding, in the second data rank's share
-    with _job().launch(pool) as run, pytest.raises(RunError) as caught:
-        run.step(batch)
-    pool.restart()
-    assert "rank 1 failed in F[PP=0,MB=0] of step 1, from place (tests/" in str(caught.value)
-    assert ": IndexError" in str(caught.value)
-
-
-@needs_ray
-def test_an_actor_that_stops_is_named(pool: RayPool) -> None:
-    pids = pool.processes
-    batch = CASES["dense"].batch(0)
-    with _job().launch(pool) as run:
-        run.step(batch)
-        pool.timeout = 2.0
-        os.kill(pids[3], signal.SIGSTOP)
-        started = time.monotonic()
-        with pytest.raises(RunError, match=r"^rank 3 hangs: .* for 2 s") as caught:
-            run.step(batch)
-    pool.timeout = 30.0
-    assert time.monotonic() - started < 20
-    assert any("rank 1 waited for rank 3 in " in line for line in caught.value.details)
-    assert _soon(lambda: all(_gone(pid) for pid in pids))
-    pool.restart()
-
-
-@needs_ray
 def test_a_cluster_without_room_says_what_there_is(
     cluster: str, pool: RayPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,31 +127,80 @@ def test_a_cluster_without_room_says_what_there_is(
 
 
 @needs_ray
-def test_placements_and_nothing_left_behind(cluster: str, pool: RayPool) -> None:
-    """Last: the pool's own place is needed."""
+def test_an_actor_that_stops_is_named_and_ends(pool: RayPool) -> None:
+    pids = pool.processes
+    batch = CASES["dense"].batch(0)
+    with _job().launch(pool) as run:
+        run.step(batch)
+        pool.timeout = 3.0
+        os.kill(pids[3], signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(RunError, match=r"^rank 3 hangs: .* for 3 s") as caught:
+            run.step(batch)
+    assert time.monotonic() - started < 20
+    assert any("rank 1 waited for rank 3 in " in line for line in caught.value.details)
+    assert _soon(lambda: all(_gone(pid) for pid in pids))
+    pool.close()
+
+
+@needs_ray
+def test_ranks_near_each_other_share_a_node(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    with RayPool(4, mesh=MESH, near="pp") as pool:
+        assert pool.nodes[0] == pool.nodes[2] != pool.nodes[1] == pool.nodes[3]
+
+
+@needs_ray
+def test_a_run_spreads_an_axis_fails_and_leaves_nothing_behind(cluster: str) -> None:
     import ray
 
-    pool.close()
-    with RayPool(4, address=cluster, mesh=MESH, near="pp") as near:
-        assert near.nodes[0] == near.nodes[2] != near.nodes[1] == near.nodes[3]
-        pids = near.processes
     ray.init(address=cluster, logging_level="warning")
     seen = []
-    options = {"near": "dp", "spread": "pp", "report": lambda rank, text: seen.append((rank, text))}
-    with _job().launch("ray", **options) as run:
-        spread = run.workers.pool  # type: ignore[attr-defined]
-        assert spread.nodes[0] == spread.nodes[1] != spread.nodes[2] == spread.nodes[3]
-        pids += spread.processes
-        run.step(CASES["dense"].batch(0))
+    options = {"spread": "pp", "report": lambda rank, text: seen.append((rank, text))}
+    run = _job().launch("ray", **options)
+    pool = run.workers.pool  # type: ignore[attr-defined]
+    pids = pool.processes
     assert [rank for rank, text in seen if text.startswith("is up: process ")] == [0, 1, 2, 3]
-    assert ray.is_initialized()  # this connection is not the run's
+    assert pool.nodes[0] != pool.nodes[2]
+    assert pool.nodes[1] != pool.nodes[3]
+    batch = CASES["dense"].batch(0)
+    run.step(batch)
+    batch["tokens"][8:] += 1000  # outside the embedding, in the second data rank's share
+    with pytest.raises(RunError) as caught:
+        run.step(batch)
+    assert "rank 1 failed in F[PP=0,MB=0] of step 2, from place (tests/" in str(caught.value)
+    assert ": IndexError" in str(caught.value)
     groups = ray.util.placement_group_table().values()
     assert {group["state"] for group in groups} == {"REMOVED"}
     assert _soon(lambda: ray.available_resources().get("CPU") == 4)
     assert _soon(lambda: all(_gone(pid) for pid in pids))
     with pytest.raises(RunError, match="is connected to the Ray cluster at"):
         _job().launch("ray", address="127.0.0.1:1")
+    assert ray.is_initialized()  # the connection was not made by the run
     ray.shutdown()
+
+
+@needs_ray
+def test_a_cluster_of_its_own_ends_with_the_pool() -> None:
+    import ray
+
+    job = program_of("dense").apply(strategy_of("one", "none")).lower()
+    with job.launch("ray", address="local") as run:
+        address = ray.get_runtime_context().gcs_address
+        assert run.step(CASES["dense"].batch(0)).loss > 0
+    assert not ray.is_initialized()
+    assert _soon(lambda: not ray_cluster._answers(address))
+
+
+@needs_ray
+def test_what_answers_but_is_no_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "CHECK_SECONDS", 3.0)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(RunError, match=f"no Ray cluster at {address}: what answers"):
+            RayPool(2, address=address)
 
 
 @needs_ray
@@ -202,7 +216,7 @@ def test_an_address_without_a_cluster_is_refused_soon(address: str) -> None:
 def test_an_axis_that_is_none_is_refused() -> None:
     with pytest.raises(RunError, match="near='tp' is no axis of the mesh") as caught:
         _job().launch("ray", near="tp")
-    assert caught.value.legal == "pp, dp"
+    assert caught.value.legal == "pp, dp, ep"
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from piper.errors import RunError
 
 PROBE_SECONDS = 5.0
-CHECK_SECONDS = 20.0
+CHECK_SECONDS = 60.0
 
 
 def load_ray() -> Any:

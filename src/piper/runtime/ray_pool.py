@@ -22,6 +22,7 @@ from piper.runtime.ray_member import RayMember
 PLACE_SECONDS = 60.0
 START_SECONDS = 120.0
 EXIT_SECONDS = 10.0
+LOST_SECONDS = 20.0  # Ray sees the end of a node later than the ranks that were connected to it
 
 
 class RayPool:
@@ -177,7 +178,8 @@ class RayPool:
                 if status != "ok":
                     answers[rank].setdefault("command", command)
                     failures.append(Failure(status, rank, answers[rank]))
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                    wait = LOST_SECONDS if status == "lost" else GRACE_SECONDS
+                    deadline = min(deadline, time.monotonic() + wait)
             if not ready:
                 self._look()
             if not failures and patience.over():
