@@ -22,7 +22,12 @@ from piper.runtime.ray_member import RayMember
 PLACE_SECONDS = 60.0
 START_SECONDS = 120.0
 EXIT_SECONDS = 10.0
+RESTARTS, RESTART_SECONDS = 3, 2.0
 LOST_SECONDS = 20.0  # Ray sees the end of a node later than the ranks that were connected to it
+
+
+class _StartError(RunError):
+    """A rank that ended while it started."""
 
 
 class RayPool:
@@ -139,7 +144,7 @@ class RayPool:
             status, found[rank] = self._get(ready[0])
             if status != "ok":
                 reason = found[rank].get("reason") or found[rank]["error"]
-                raise RunError(f"rank {rank} ended at its start: {reason}")
+                raise _StartError(f"rank {rank} ended at its start: {reason}")
         return [found[rank] for rank in range(len(references))]
 
     @property
@@ -222,15 +227,20 @@ class RayPool:
             return "error", {"error": str(getattr(error, "cause", None) or error)}
 
     def restart(self) -> None:
-        """Fresh actors in the same placement group, ready for a plan."""
+        """Fresh actors in the same placement group, ready for a plan. Where a node has ended, Ray moves
+        the group's part of it to another."""
         if self._group is None:
             raise RunError("the pool is closed", legal="a new RayPool")
         self._end(kill=True)
-        try:
-            self._start()
-        except BaseException:
-            self._end(kill=True)
-            raise
+        for left in reversed(range(RESTARTS)):
+            try:
+                self._start()
+                return
+            except BaseException as error:
+                self._end(kill=True)
+                if not left or not isinstance(error, _StartError):
+                    raise
+            time.sleep(RESTART_SECONDS)  # until Ray knows that a node is gone, and has another one
 
     def _end(self, *, kill: bool) -> None:
         """End all actors; `kill` does not wait for work under way."""
@@ -262,6 +272,8 @@ class RayPool:
 
 def _reason(text: str) -> str:
     """What Ray says of an actor's end, in a few words."""
+    if "unavailable" in text:
+        return "it cannot be reached, as when its node has ended"
     found = re.search(r"because (.+?)\.(?:\s|$)", text, re.DOTALL)
     detail = re.search(r"Worker exit detail: (.+?)(?: Some common causes|$)", text, re.DOTALL)
     reason = found[1] if found else text.strip().splitlines()[0]
