@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test matrix fuzz check format docs clean
+.PHONY: demo test matrix fuzz chaos check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -17,6 +17,11 @@ matrix: .venv/ready
 FUZZ ?= 500
 fuzz: .venv/ready
 	PIPER_FUZZ=$(FUZZ) PIPER_FUZZ_MODELS=$$(date +%s) $(BIN)/python -m pytest -n 2 tests/property/test_programs.py
+
+# Random kills and hangs of workers, other ones each time.
+CHAOS ?= 30
+chaos: .venv/ready
+	PIPER_CHAOS=$(CHAOS) PIPER_CHAOS_SEED=$$(date +%s) $(BIN)/python -m pytest -s tests/procs/test_chaos.py
 
 check: .venv/ready
 	$(BIN)/ruff format --check src tests examples benchmarks docs

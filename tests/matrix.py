@@ -96,8 +96,9 @@ class Cell:
             options["recompute"] = ("nothing", "expensive")[turn % 2]
         return parallel(microbatches=self.microbatches, **self.degrees, **options)
 
-    def job(self) -> Job:
-        return program_of(self.program).apply(self.strategy()).lower(optimizer=ADAMW)
+    def job(self, device: str = "cpu") -> Job:
+        program = program_of(self.program).apply(self.strategy())
+        return program.lower(optimizer=ADAMW, device=device)
 
     def errors(self, job: Job, *, adversary: bool) -> Errors:
         """Distance from one device, with all ranks in this process; every case its own adversary."""

@@ -64,14 +64,15 @@ class Stage(nn.Module):
         self.mlp = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
+        dropout = self.dropout if self.training else 0.0
         q, k, v = (t.unsqueeze(1) for t in self.qkv(self.norm(x)).chunk(3, -1))
         attended = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, dropout_p=self.dropout
+            q, k, v, is_causal=True, dropout_p=dropout
         ).squeeze(1)
-        x = x + F.dropout(attended, self.dropout)
+        x = x + F.dropout(attended, dropout)
         if self.moe is not None:
             x = x + self.moe(x, route)
-        return x + F.dropout(torch.tanh(self.mlp(x)), self.dropout)
+        return x + F.dropout(torch.tanh(self.mlp(x)), dropout)
 
 
 class Plain(nn.Module):

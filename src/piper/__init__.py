@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from piper.plan.optimizers import adamw, sgd
     from piper.plan.types import Plan
     from piper.runtime.local import LocalPool
+    from piper.runtime.shares import Share
+    from piper.training.loop import train
+    from piper.training.records import Training
 
 __version__ = "0.1.0"
 
@@ -35,20 +38,24 @@ _HOMES = {
     "Program": "piper.api.program",
     "Run": "piper.api.run",
     "Schedule": "piper.directives.schedule",
+    "Share": "piper.runtime.shares",
     "StepResult": "piper.api.run",
+    "Training": "piper.training.records",
     "adamw": "piper.plan.optimizers",
     "annotate": "piper.frontend.annotate",
     "grouped_mm": "piper.bodies.ops",
     "sgd": "piper.plan.optimizers",
     "tag": "piper.frontend.annotate",
     "trace": "piper.api.program",
+    "train": "piper.training.loop",
     "where": "piper.ir.select",
 }
 _MODULES = ("schedules", "strategies")
 
 __all__ = [
-    "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "StepResult",
-    "adamw", "annotate", "grouped_mm", "schedules", "sgd", "strategies", "tag", "trace", "where",
+    "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "Share",
+    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "schedules", "sgd", "strategies",
+    "tag", "trace", "train", "where",
 ]  # fmt: skip
 
 

@@ -6,8 +6,9 @@ import difflib
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 import msgspec
 
@@ -145,6 +146,14 @@ class CheckError(PlanError):
 
 class RunError(PiperError):
     """A rank failed during a run."""
+
+
+class OutOfMemory(RunError):
+    """A rank could not get the memory for a task; `held` has the bytes that it holds, by use."""
+
+    def __init__(self, message: str, *, held: Mapping[str, int], **more: Any) -> None:
+        self.held = dict(held)
+        super().__init__(message, **more)
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

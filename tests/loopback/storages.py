@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from torch import Tensor
 
@@ -21,14 +20,3 @@ def live(worker: Worker, wanted: Callable[[Slot], bool]) -> list[Tensor]:
     """The tensors that a worker's slots hold now."""
     pairs = zip(worker.me.slots, worker.slots, strict=True)
     return [value for slot, value in pairs if isinstance(value, Tensor) and wanted(slot)]
-
-
-def optimizer_tensors(worker: Worker, buckets: Iterable[int] | None = None) -> list[Tensor]:
-    """Masters and optimizer state, without scalars such as the number of steps."""
-    found: list[Tensor] = []
-    for bucket, updater in worker.updaters.items():
-        if buckets is None or bucket in buckets:
-            found += [master.detach() for master in updater.masters]
-            states: Any = updater.optimizer.state.values()
-            found += [t for s in states for t in s.values() if isinstance(t, Tensor) and t.dim()]
-    return found

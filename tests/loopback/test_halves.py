@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from piper.api.job import Job
-from piper.bodies.codec import decode
+from piper.bodies.codec import decode, load
 from piper.bodies.partition import is_view
-from piper.bodies.store import load
 from piper.plan.body_spec import BodySpec, ChunkBodies, Ref
 from piper.plan.types import Task
 from piper.runtime.worker import Worker

@@ -12,10 +12,11 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.plan.types import Slot
+from piper.runtime.storages import optimizer_tensors
 from piper.runtime.worker import Worker
 from piper.strategies import parallel
 from piper.training.verify import train
-from tests.loopback.storages import live, optimizer_tensors, unique_bytes
+from tests.loopback.storages import live, unique_bytes
 from tests.zoo import ADAMW, CASES, batches_of, program_of
 
 pytestmark = pytest.mark.xdist_group("sharding")  # its jobs are made once

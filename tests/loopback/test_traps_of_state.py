@@ -18,10 +18,11 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.plan.types import RankClass, Task
 from piper.runtime.loopback import Loopback
+from piper.runtime.storages import optimizer_tensors
 from piper.strategies import parallel
 from piper.training.verify import Trained, compare, relative_error, train_one_device
 from tests.loopback.faults import changed, noticed, without_waits
-from tests.loopback.storages import live, optimizer_tensors
+from tests.loopback.storages import live
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 
 pytestmark = pytest.mark.xdist_group("traps_of_state")  # its jobs are made once

@@ -77,10 +77,10 @@ def test_a_dropped_wait_is_refused_where_nothing_else_orders_the_tasks(
         number, index = fault.where
         races = _races(fault.plan, fault.plan.classes[number])
         found = problems(fault.plan)
-        pairs = {frozenset(p.tasks) for p in found if p.proof == "events"}
+        pairs = {frozenset(p.tasks) for p in found if p.proof in ("events", "pools")}
         if races:
             assert found and pairs <= races and pairs
-            refused["events"] += 1
+            refused["events" if any(p.proof == "events" for p in found) else "pools"] += 1
         elif fault.plan.classes[number].tasks[index].kind == "all_gather" and found:
             assert {p.proof for p in found} == {"gathers"}  # it may start too early
             refused["gathers"] += 1
@@ -91,7 +91,7 @@ def test_a_dropped_wait_is_refused_where_nothing_else_orders_the_tasks(
             legal += kind not in ("recv", "add")
     text = f"dropped_wait: {dict(refused)} refused, {legal} legal: ordered by another path"
     record_property("planted", f"{text}, {held} legal: they only bound memory")
-    assert refused["events"] > 10 * legal and refused["gathers"]
+    assert refused["events"] > 10 * legal and refused["gathers"] and refused["pools"]
 
 
 def _races(plan: Plan, part: RankClass) -> set[frozenset[str]]:
@@ -136,6 +136,8 @@ def _elements(plan: Plan, part: RankClass, slot: Slot) -> list[tuple[int, range]
         else:
             starts = [s + slot.offset for s in starts]
         root, slot = slot.base, part.slots[slot.base]
+    if slot.pool >= 0:
+        root, size = -1 - slot.pool, 1  # its buffer
     return [(root, range(start, start + max(size, 1))) for start in starts]
 
 

@@ -1,10 +1,13 @@
 """Pools of worker processes, kept alive for the whole run."""
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import piper
+from tests.procs.leavings import Leavings
 
 GetPool = Callable[[int], piper.LocalPool]
 
@@ -22,3 +25,13 @@ def pool() -> Iterator[GetPool]:
     yield get
     for made in found.values():
         made.close()
+
+
+@pytest.fixture
+def leavings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Leavings:
+    """Pools of this test, and of scripts that it starts, keep their folders in one of its own."""
+    home = tmp_path / "pools"
+    home.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
+    monkeypatch.setenv("TMPDIR", str(home))
+    return Leavings(home)

@@ -3,16 +3,21 @@
 The nodes are two raylets on this machine."""
 
 import importlib.util
+import json
 import os
+import re
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cache
+from pathlib import Path
 
 import pytest
 
+from piper.api.job import Job
+from piper.cli.main import main
 from piper.errors import RunError
 from piper.mesh import Mesh
 from piper.runtime import ray_cluster, ray_pool
@@ -30,9 +35,6 @@ MESH = Mesh((("pp", 2), ("dp", 2)))
 CELLS = [
     Cell(2, "dualpipev", "sharded", "moe", dp=2),
     Cell(3, "1f1b", "sharded", "tied", dp=2),
-    Cell(1, "zb_h1", "copied", "dropout", dp=2),
-    Cell(0, "interleaved_1f1b", "sharded", "skips", dp=2),
-    Cell(3, "none", "copied", "branches", dp=4),
 ]
 
 
@@ -62,7 +64,7 @@ def cluster() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def pool(cluster: str) -> Iterator[RayPool]:
     """Four ranks, kept alive; a test that ends them starts others."""
-    with RayPool(4, address=cluster, mesh=MESH, timeout=30) as made:
+    with RayPool(4, address=cluster, mesh=MESH, spread="pp", timeout=30) as made:
         yield made
 
 
@@ -81,15 +83,16 @@ def _soon(true: Callable[[], bool], seconds: float = 10) -> bool:
     return true()
 
 
-def _job(schedule: str = "1f1b") -> Any:
-    return program_of("dense").apply(strategy_of("pp2_dp2", schedule)).lower(optimizer=ADAMW)
+@cache
+def _job(strategy: str = "pp2_dp2", schedule: str = "1f1b") -> Job:
+    return program_of("dense").apply(strategy_of(strategy, schedule)).lower(optimizer=ADAMW)
 
 
 @needs_ray
 @pytest.mark.parametrize("cell", CELLS, ids=[cell.name for cell in CELLS])
 def test_trains_like_one_device_on_two_nodes(pool: RayPool, cell: Cell) -> None:
     assert cell.num_ranks == 4
-    assert len(set(pool.nodes)) == 2
+    assert pool.nodes[0] != pool.nodes[2] and pool.nodes[1] != pool.nodes[3]  # spread
     job = cell.job()
     with job.launch(pool) as run:
         errors = compare(run, batches_of(cell.program), reference_of(cell.program, job))
@@ -103,8 +106,11 @@ def test_a_killed_actor_is_named_and_others_start_in_its_place(pool: RayPool) ->
     with job.launch(pool) as run:
         loss = run.step(batch).loss
         os.kill(pids[2], signal.SIGKILL)
-        with pytest.raises(RunError, match=r"^rank 2 died: its worker process has died"):
+        with pytest.raises(
+            RunError, match=r"^rank 2 died, last seen after step 1: its worker process has died"
+        ) as caught:
             run.step(batch)
+    assert any("rank 0 waited for rank 2 in " in line for line in caught.value.details)
     assert not pool.alive
     assert _soon(lambda: all(_gone(pid) for pid in pids))
     with pytest.raises(RunError, match="the actors have ended"):
@@ -132,60 +138,71 @@ def test_an_actor_that_stops_is_named_and_ends(pool: RayPool) -> None:
     batch = CASES["dense"].batch(0)
     with _job().launch(pool) as run:
         run.step(batch)
-        pool.timeout = 3.0
+        pool.timeout = 4.0
         os.kill(pids[3], signal.SIGSTOP)
         started = time.monotonic()
-        with pytest.raises(RunError, match=r"^rank 3 hangs: .* for 3 s") as caught:
+        with pytest.raises(RunError) as caught:
             run.step(batch)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 15
+    assert caught.value.message == "rank 3 hangs after step 1: its process has not run for 4 s"
     assert any("rank 1 waited for rank 3 in " in line for line in caught.value.details)
     assert _soon(lambda: all(_gone(pid) for pid in pids))
     pool.close()
 
 
 @needs_ray
-def test_ranks_near_each_other_share_a_node(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
-    with RayPool(4, mesh=MESH, near="pp") as pool:
-        assert pool.nodes[0] == pool.nodes[2] != pool.nodes[1] == pool.nodes[3]
-
-
-@needs_ray
-def test_a_run_spreads_an_axis_fails_and_leaves_nothing_behind(cluster: str) -> None:
+def test_a_run_fails_near_an_axis_and_leaves_nothing_behind(cluster: str) -> None:
     import ray
 
     ray.init(address=cluster, logging_level="warning")
     seen = []
-    options = {"spread": "pp", "report": lambda rank, text: seen.append((rank, text))}
-    run = _job().launch("ray", **options)
+    job = _job("pp2")
+    run = job.launch("ray", near="pp", report=lambda rank, text: seen.append((rank, text)))
     pool = run.workers.pool  # type: ignore[attr-defined]
     pids = pool.processes
-    assert [rank for rank, text in seen if text.startswith("is up: process ")] == [0, 1, 2, 3]
-    assert pool.nodes[0] != pool.nodes[2]
-    assert pool.nodes[1] != pool.nodes[3]
+    assert sorted(r for r, text in seen if text.startswith("is up: process ")) == [0, 1]
+    assert pool.nodes[0] == pool.nodes[1]
     batch = CASES["dense"].batch(0)
     run.step(batch)
-    batch["tokens"][8:] += 1000  # outside the embedding, in the second data rank's share
+    batch["tokens"] += 1000  # outside of the embedding
     with pytest.raises(RunError) as caught:
         run.step(batch)
-    assert "rank 1 failed in F[PP=0,MB=0] of step 2, from place (tests/" in str(caught.value)
+    assert "rank 0 failed in F[PP=0,MB=0] of step 2, from place (tests/" in str(caught.value)
     assert ": IndexError" in str(caught.value)
     groups = ray.util.placement_group_table().values()
     assert {group["state"] for group in groups} == {"REMOVED"}
     assert _soon(lambda: ray.available_resources().get("CPU") == 4)
     assert _soon(lambda: all(_gone(pid) for pid in pids))
     with pytest.raises(RunError, match="is connected to the Ray cluster at"):
-        _job().launch("ray", address="127.0.0.1:1")
+        job.launch("ray", address="127.0.0.1:1")
     assert ray.is_initialized()  # the connection was not made by the run
     ray.shutdown()
+
+
+@needs_ray
+def test_piper_train_on_a_cluster_is_that_on_local_processes(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(Path(__file__).with_name("tiny.py"))  # it has data(share) and validation(share)
+    arguments = ["train", file, "--dp", "2", "--zero", "2", "--steps", "3", "--json"]
+    found = []
+    for launch in (["local"], ["ray", "--address", cluster, "--spread", "dp"]):
+        assert main([*arguments, "--launch", *launch]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        found.append([json.loads(line) for line in lines if line.startswith("{")])
+    local, ray = ([(e["event"], e["loss"]) for e in events if "loss" in e] for events in found)
+    assert [event for event, _ in local] == ["step", "step", "step", "evaluation", "end"]
+    assert ray == local
+    up = [event["text"] for event in found[1] if event["event"] == "launch"]
+    nodes = [re.search(r"on node (\w+)", text) for text in up]
+    assert len({node[1] for node in nodes if node}) == 2
 
 
 @needs_ray
 def test_a_cluster_of_its_own_ends_with_the_pool() -> None:
     import ray
 
-    job = program_of("dense").apply(strategy_of("one", "none")).lower()
-    with job.launch("ray", address="local") as run:
+    with _job("one", "none").launch("ray", address="local") as run:
         address = ray.get_runtime_context().gcs_address
         assert run.step(CASES["dense"].batch(0)).loss > 0
     assert not ray.is_initialized()
@@ -194,7 +211,7 @@ def test_a_cluster_of_its_own_ends_with_the_pool() -> None:
 
 @needs_ray
 def test_what_answers_but_is_no_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "CHECK_SECONDS", 3.0)
+    monkeypatch.setattr(ray_cluster, "CHECK_SECONDS", 1.0)
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from piper.api.run import Run
+from piper.api.run import Run, Workers
 from piper.api.source import Source
 from piper.check import Report
-from piper.errors import RunError, did_you_mean
+from piper.errors import PlanError, RunError, did_you_mean
 from piper.ir.graph import Graph
 from piper.ir.text import graph_to_text
 from piper.plan.diff import diff
@@ -23,6 +23,15 @@ from piper.runtime.ray_pool import RayPool
 from piper.runtime.single import SingleRun
 from piper.runtime.torchrun import TorchrunRun
 
+_OPTIONS = {
+    "local": ("timeout", "ranks_per_gpu", "report", "compile"),
+    "torchrun": ("timeout", "compile"),
+    "ray": ("timeout", "address", "near", "spread", "num_cpus", "report", "compile"),
+    "loopback": ("adversary", "seed", "observe", "compile"),
+    "single": ("compile",),
+    "pool": ("compile",),
+}
+
 
 class Job:
     """A proved plan with its physical graph and the texts of its bodies."""
@@ -34,12 +43,26 @@ class Job:
         plan: Plan,
         bodies: Mapping[str, str],
         report: Report,
+        evaluation: Callable[[], Job] | None = None,
     ) -> None:
         self.source = source
         self.graph = graph
         self.plan = plan
         self.bodies = bodies
         self.report = report
+        self._make_evaluation = evaluation
+        self._evaluation: Job | None = None
+
+    def evaluation(self) -> Job:
+        """The same program under the same strategy, forwards only and with the model in eval() mode.
+
+        It keeps parameters as this job does, so that its workers can share theirs; made once.
+        """
+        if self._make_evaluation is None:
+            raise PlanError("the job is an evaluation itself", legal="evaluation of a training job")
+        if self._evaluation is None:
+            self._evaluation = self._make_evaluation()
+        return self._evaluation
 
     def summary(self) -> str:
         """Ranks, tasks and peak memory per class."""
@@ -58,47 +81,51 @@ class Job:
 
     def launch(self, launcher: str | Pool = "local", **options: Any) -> Run:
         """Start the workers: `"local"` processes, `"torchrun"` in a script that torchrun runs,
-        `"ray"` on a cluster, `"loopback"` with all ranks in this process, or `"single"` for a plan
-        of one rank.
+        `"ray"` on a cluster, `"loopback"` with all ranks in this process, or `"single"` for a plan of
+        one rank. A Pool is used and left running.
 
-        Options of local: `timeout` (seconds without progress after which a step has failed),
-        `ranks_per_gpu`; of torchrun: `timeout`; of ray: `timeout`, `address` of a cluster to join,
-        `near` and `spread`: axes of the mesh whose neighbours should, or should not, share a node,
-        `num_cpus` of each rank. A Pool is used and left running.
+        `compile=True` sends bodies through Inductor; each is compiled once, and kept on disk.
+        `timeout`: seconds without progress after which a step has failed (local, torchrun, ray).
+        `ranks_per_gpu`: how many ranks share a card (local). `address` of a cluster to join, `near` and
+        `spread`: axes of the mesh whose neighbours should, or should not, share a node, `num_cpus` of
+        each rank (ray).
         """
-        if not isinstance(launcher, str):
-            self._check_options(options, ())
-            return Run(self.plan, PoolRun(self.plan, self.bodies, launcher))
-        if launcher == "loopback":
-            self._check_options(options, ("adversary", "seed", "observe"))
-            if self.plan.device != "cpu":
-                raise RunError("loopback runs on the CPU", legal='lower(device="cpu")')
-            return Run(self.plan, Loopback(self.plan, self.bodies, **options))
-        if launcher == "single":
-            self._check_options(options, ())
-            return Run(self.plan, SingleRun(self.plan, self.bodies))
-        if launcher == "torchrun":
-            self._check_options(options, ("timeout",))
-            return Run(self.plan, TorchrunRun(self.plan, self.bodies, **options))
-        if launcher == "local":
-            self._check_options(options, ("timeout", "ranks_per_gpu", "report"))
-            make = partial(LocalPool, self.plan.mesh.size, device=self.plan.device, **options)
-            return Run(self.plan, PoolRun(self.plan, self.bodies, make))
-        if launcher == "ray":
-            known = ("timeout", "report", "address", "near", "spread", "num_cpus")
-            self._check_options(options, known)
-            mesh, device = self.plan.mesh, self.plan.device
-            pool = partial(RayPool, mesh.size, device=device, mesh=mesh, **options)
-            return Run(self.plan, PoolRun(self.plan, self.bodies, pool))
-        raise RunError(
-            f"no launcher is called {launcher!r}", legal="local, torchrun, ray, loopback or single"
-        )
-
-    @staticmethod
-    def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
-        for name in options:
-            if name not in known:
+        name = launcher if isinstance(launcher, str) else "pool"
+        if name not in _OPTIONS:
+            known = [known for known in _OPTIONS if known != "pool"]
+            raise RunError(f"no launcher is called {name!r}", legal=", ".join(known))
+        for option in options:
+            if option not in _OPTIONS[name]:
                 raise RunError(
-                    f"launch takes no {name} here{did_you_mean(name, known)}",
-                    legal=", ".join(known) or "no options",
+                    f"launch takes no {option} here{did_you_mean(option, _OPTIONS[name])}",
+                    legal=", ".join(_OPTIONS[name]),
                 )
+        return self._run(self._workers(launcher, options))
+
+    def _workers(self, launcher: str | Pool, options: dict[str, Any]) -> Workers:
+        plan, bodies = self.plan, self.bodies
+        if launcher == "loopback":
+            if plan.device != "cpu":
+                raise RunError("loopback runs on the CPU", legal='lower(device="cpu")')
+            return Loopback(plan, bodies, **options)
+        if launcher == "single":
+            return SingleRun(plan, bodies, **options)
+        if launcher == "torchrun":
+            return TorchrunRun(plan, bodies, **options)
+        compile = options.pop("compile", False)
+        pool: Pool | Callable[[], Pool]
+        if launcher == "local":
+            pool = partial(LocalPool, plan.mesh.size, device=plan.device, **options)
+        elif launcher == "ray":
+            pool = partial(RayPool, plan.mesh.size, device=plan.device, mesh=plan.mesh, **options)
+        else:
+            assert not isinstance(launcher, str)
+            pool = launcher
+        return PoolRun(plan, bodies, pool, compile=compile)
+
+    def _run(self, workers: Workers) -> Run:
+        def evaluation() -> tuple[Plan, Mapping[str, str]]:
+            job = self.evaluation()
+            return job.plan, job.bodies
+
+        return Run(self.plan, workers, evaluation)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from piper.bodies.leaves import batch_constants, batch_leaves
-from piper.errors import RunError
+from piper.api.advice import with_advice
+from piper.bodies.leaves import batch_leaves
+from piper.errors import OutOfMemory, RunError
 from piper.plan.types import Plan
 from piper.runtime.assemble import differing_copies, whole_tensors
+from piper.runtime.pool_run import Reading
+from piper.runtime.reading import Data
+from piper.runtime.shares import checked_leaves
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +23,21 @@ if TYPE_CHECKING:
 class Workers(Protocol):
     """What every launcher gives: all ranks of a plan, driven from here."""
 
-    def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]: ...
+    reading: Reading
+
+    def step(self, leaves: Any) -> list[dict[str, float]]:
+        """Train on leaves of the global batch, or on None: what the ranks have read themselves."""
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Any
+    ) -> list[dict[str, float]]:
+        """The loss on leaves or on what was read, by an evaluation of the plan."""
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """With the next step optimizers have these values."""
+
+    def memory(self) -> list[dict[str, int]]: ...
+    def describe(self) -> list[dict[str, str]]: ...
     def tensors(self, kind: str) -> list[dict[str, Tensor]]: ...
     def close(self) -> None: ...
 
@@ -39,49 +57,105 @@ class StepResult:
 class Run:
     """Use as a context manager: leaving it ends the workers."""
 
-    def __init__(self, plan: Plan, workers: Workers) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        workers: Workers,
+        evaluation: Callable[[], tuple[Plan, Mapping[str, str]]] | None = None,
+    ) -> None:
         self.plan = plan
         self.workers = workers
+        self._evaluation = evaluation
         self.closed = False
+        self._fetched: dict[str, bool] = {}  # by role: whether the ranks hold an unused batch
 
-    def step(self, batch: Any) -> StepResult:
-        """Train on one global batch."""
+    def step(self, batch: Any = None) -> StepResult:
+        """Train on one global batch; without one, on what the ranks read themselves.
+
+        Under torchrun a rank may give the global batch or its own rows of it.
+        """
+        leaves = self._leaves(batch, "train")
+        try:
+            return _result(self.workers.step(leaves))
+        except OutOfMemory as error:
+            raise with_advice(error, self.plan) from None
+
+    def evaluate(self, batch: Any = None) -> StepResult:
+        """The loss of one batch with the model in eval() mode; nothing is trained."""
+        plan, bodies = self._evaluated()
+        leaves = self._leaves(batch, "eval")
+        try:
+            return _result(self.workers.evaluate(plan, bodies, leaves))
+        except OutOfMemory as error:
+            raise with_advice(error, self.plan) from None
+
+    def _evaluated(self) -> tuple[Plan, Mapping[str, str]]:
+        if self._evaluation is None:
+            raise RunError("the run has no evaluation", legal="job.launch(...) of a training job")
+        return self._evaluation()
+
+    def read(self, data: Data, *, name: str = "train") -> None:
+        """Have every rank read its own rows: from now on `step` takes no batch.
+
+        `data(share)` gives the batches of one data rank. Worker processes import it from its file.
+        """
+        workers: Any = self.workers
+        if workers.reading != "members":
+            raise RunError(
+                "the ranks of this run have no processes of their own to read in",
+                legal='launch("local") or launch("ray"); piper.train reads for all launchers',
+            )
+        if name == "eval":
+            workers.load(*self._evaluated(), name)
+        workers.read(data, name)
+        self._fetched[name] = False
+
+    def fetch(self, *, name: str = "train") -> bool:
+        """Have the ranks read the batch of the coming step; False if the data has ended."""
+        if name not in self._fetched:
+            raise RunError("the ranks read no data", legal="step(batch), or read(data) before")
+        workers: Any = self.workers
+        self._fetched[name] = self._fetched[name] or workers.fetch(name)
+        return self._fetched[name]
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """From the next step on, optimizers have these values, such as {"lr": 3e-4}."""
+        self.workers.set_options(options)
+
+    def memory(self) -> list[dict[str, int]]:
+        """Per rank: bytes by what they are for, and the `peak`."""
+        return self.workers.memory()
+
+    def _leaves(self, batch: Any, name: str) -> dict[str, Tensor] | None:
         if self.closed:
             raise RunError("the run is closed", legal="steps inside of the with block")
-        leaves = batch_leaves(batch)
-        self._check(leaves)
-        given, traced = batch_constants(batch), self.plan.batch_constants
-        if given != traced:
-            name = next(n for n in (*traced, *given) if given.get(n) != traced.get(n))
-            raise RunError(
-                f"{name} is {given.get(name, 'missing')}, but it was traced as "
-                f"{traced.get(name, 'missing')}",
-                legal="what changes from step to step as a tensor",
-            )
-        results = self.workers.step(leaves)
-        losses = {result["loss"] / result["count"] for result in results}
-        if len(losses) != 1 and all(loss == loss for loss in losses):
-            raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
-        count = results[0]["count"]
-        squares = results[0].get("squares")
-        norm = None if squares is None else math.sqrt(squares) / count
-        return StepResult(results[0]["loss"] / count, count, norm)
+        if batch is not None:
+            return self.checked(batch)
+        if self.workers.reading == "rank":
+            return None  # a rank that needs none
+        if not self.fetch(name=name):
+            raise RunError("the data has ended", legal="fetch() says so before a step")
+        self._fetched[name] = False
+        return None
 
-    def _check(self, leaves: Mapping[str, Tensor]) -> None:
-        for name, wanted in self.plan.batch.items():
-            if name not in leaves:
-                raise RunError(f"the batch has no {name}", legal=", ".join(self.plan.batch))
-            leaf = leaves[name]
-            dtype = str(leaf.dtype).removeprefix("torch.")
-            if tuple(leaf.shape) != wanted.shape or dtype != wanted.dtype:
-                raise RunError(
-                    f"{name} is {dtype}{list(leaf.shape)}",
-                    legal=f"{wanted.dtype}{list(wanted.shape)}, as in the example batch",
-                )
+    def checked(self, batch: Any) -> dict[str, Tensor]:
+        """The tensors of a global batch, or where this process is one rank, maybe of its rows of it, if
+        they are like those of the example batch."""
+        if self.workers.reading == "rank":
+            sizes = {leaf.shape[0] for leaf in batch_leaves(batch).values() if leaf.dim()}
+            parts = self.plan.num_data_ranks
+            wanted = {leaf.shape[0] // parts for leaf in self.plan.batch.values()}
+            if sizes == wanted:
+                return checked_leaves(self.plan, batch, parts=parts)
+        return checked_leaves(self.plan, batch)
 
     def parameters(self) -> dict[str, Tensor]:
         """All parameters, whole."""
         return whole_tensors(self.plan, "param", self.workers.tensors("param"))
+
+    def masters(self) -> dict[str, Tensor]:
+        """All trained parameters, whole, in the dtype in which they are stepped."""
+        return whole_tensors(self.plan, "master", self.workers.tensors("master"))
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""
@@ -100,3 +174,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _result(results: list[dict[str, float]]) -> StepResult:
+    losses = {result["loss"] / result["count"] for result in results}
+    if len(losses) != 1 and all(loss == loss for loss in losses):
+        raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
+    count = results[0]["count"]
+    squares = results[0].get("squares")
+    norm = None if squares is None else math.sqrt(squares) / count
+    return StepResult(results[0]["loss"] / count, count, norm)

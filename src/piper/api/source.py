@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from piper.bodies.leaves import batch_leaves
 from piper.bodies.store import BodyStore
 from piper.errors import TraceError
-from piper.frontend.capture import Capture, Step, capture, first_difference, plain_name
+from piper.frontend.capture import Capture, Step, alike, capture, first_difference
 from piper.frontend.program import Traced, cut_program
 from piper.frontend.stages import StageCut
-from piper.plan.types import ModelTensor
+from piper.plan.types import BatchLeaf, ModelTensor
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,10 +35,20 @@ UNCUT = Cuts()
 
 
 class Source:
-    """Captures at any number of rows, and the bodies made from them; nothing is made twice."""
+    """Captures at any number of rows, and the bodies made from them; nothing is made twice.
+
+    `dtype` is what the model computes in ("" as it is written); without `training` it is in eval().
+    """
 
     def __init__(
-        self, make_model: Callable[[], nn.Module], batch: Any, step: Step, *, stages: str
+        self,
+        make_model: Callable[[], nn.Module],
+        batch: Any,
+        step: Step,
+        *,
+        stages: str,
+        dtype: str = "",
+        training: bool = True,
     ) -> None:
         self.make_model = make_model
         self.step = step
@@ -47,13 +57,61 @@ class Source:
         self.bodies = BodyStore()
         self.leaves = batch_leaves(batch)
         self.batch_size = _batch_size(self.leaves)
+        self.dtype = dtype
+        self.training = training
+        self._variants: dict[tuple[str, bool], Source] = {(dtype, training): self}
         self._captures: dict[int, Capture] = {}
         self._traced: dict[tuple[int, Cuts], Traced] = {}
+
+    def variant(self, *, dtype: str, training: bool, cut: StageCut | None) -> Source:
+        """The same program computing in another dtype, or in eval(); its chunks must be the same."""
+        if (dtype, training) not in self._variants:
+            self._variants[dtype, training] = Source(
+                self.make_model,
+                self.batch,
+                self.step,
+                stages=self.stages,
+                dtype=dtype,
+                training=training,
+            )
+        found = self._variants[dtype, training]
+        if found is not self:
+            self._check_chunks(found, Cuts(stages=cut))
+        return found
+
+    def _check_chunks(self, other: Source, cuts: Cuts) -> None:
+        (one, mine), (two, theirs) = self.at(self.batch_size, cuts), other.at(self.batch_size, cuts)
+        same = [(c.tags, c.part) for c in mine.chunks] == [(c.tags, c.part) for c in theirs.chunks]
+        # Positions where stages begin mean the same only in the same trace.
+        if not same or (cuts.stages is not None and not alike(one, two)):
+            how = f"in {other.dtype}" if other.training else "in eval() mode"
+            raise TraceError(
+                f"the model's structure is another one {how}",
+                details=[f"first difference at {first_difference(one, two)}"],
+                legal="the same modules under the same tags",
+            )
+
+    @property
+    def batch_specs(self) -> dict[str, BatchLeaf]:
+        """The leaves of a global batch, as the program takes them."""
+        found = {}
+        for name, leaf in self.leaves.items():
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            cast = self.dtype if leaf.is_floating_point() and self.dtype else dtype
+            found[name] = BatchLeaf(tuple(leaf.shape), cast)
+        return found
 
     def captured(self, rows: int) -> Capture:
         """The uncut program for batches of `rows` samples."""
         if rows not in self._captures:
-            self._captures[rows] = capture(self.make_model, self.batch, self.step, rows=rows)
+            self._captures[rows] = capture(
+                self.make_model,
+                self.batch,
+                self.step,
+                rows=rows,
+                dtype=self.dtype,
+                training=self.training,
+            )
         return self._captures[rows]
 
     def at(self, rows: int, cuts: Cuts = UNCUT) -> tuple[Capture, Traced]:
@@ -90,11 +148,9 @@ class Source:
     def tensors(self) -> dict[str, ModelTensor]:
         """All parameters and buffers of the model that a step reads, with their initializers."""
         found, traced = self.at(self.batch_size)
-        named = (*found.model.named_parameters(), *found.model.named_buffers())
-        model_tensors = {plain_name(name): tensor for name, tensor in named}
         used = {n: v for n, v in traced.values.items() if v.role in ("param", "buffer")}
         # In the model's order, so that a copy takes the randomness of what it was copied from.
-        wanted = {name: tensor for name, tensor in model_tensors.items() if name in used}
+        wanted = {name: tensor for name, tensor in found.made.items() if name in used}
         made = {}
         for name, code in found.initializers.bodies(wanted).items():
             init = self.bodies.add(code.graph, code.constants)

@@ -8,6 +8,7 @@ import json
 import math
 import operator
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -79,6 +80,12 @@ def decode(text: str) -> fx.GraphModule:
                 found = resolve_target(target)
                 nodes.append(graph.call_function(found, tuple(_decode(args, nodes)), kwargs))
     return fx.GraphModule(root, graph)
+
+
+@lru_cache(maxsize=1024)
+def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function of a body; a pure one, which tasks and workers of a process share."""
+    return decode(text).forward
 
 
 def _target_name(node: fx.Node) -> str:

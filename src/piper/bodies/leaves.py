@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -25,6 +26,13 @@ def batch_constants(batch: Any) -> dict[str, str]:
 def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """The same batch with a function applied to each of its tensors."""
     return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def join_batches(batches: Sequence[Any]) -> Any:
+    """One batch with the samples of several; what is no tensor comes from the first."""
+    joined = zip(*(pytree.tree_leaves(batch) for batch in batches), strict=True)
+    parts = [torch.cat(found) if isinstance(found[0], Tensor) else found[0] for found in joined]
+    return pytree.tree_unflatten(parts, pytree.tree_structure(batches[0]))
 
 
 def tensors_in(value: Any) -> list[Tensor]:

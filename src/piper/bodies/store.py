@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 
 from piper.bodies.code import ChunkCode, spec_of
-from piper.bodies.codec import content_hash, decode, encode
+from piper.bodies.codec import content_hash, encode
+from piper.bodies.codec import load as load
 from piper.bodies.flops import operator_flops
 from piper.bodies.joint import trace_joint
 from piper.bodies.partition import Half, Recompute, partition
@@ -96,9 +95,3 @@ def flops(graph: fx.Graph) -> float:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
             total += operator_flops(packet, args, kwargs, node.meta["val"])
     return float(total)
-
-
-@lru_cache(maxsize=1024)
-def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function of a body; a pure one, which tasks and workers of a process share."""
-    return decode(text).forward

@@ -75,7 +75,7 @@ class World:
     def trained_at(self, at: Slice) -> list[tuple[int, Bucket]]:
         """The buckets of a slice that are updated."""
         found = enumerate(self.plan.buckets)
-        return [(n, b) for n, b in found if at in b.slices and b.trained]
+        return [(n, b) for n, b in found if at in b.slices and b.trained and self.plan.train]
 
 
 def normal(plan: Plan, group: Group) -> Group:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from piper.check.parties import Party, World
 from piper.ir.values import Value, accumulation_dtype, dtype_bytes
+from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.types import PERSISTENT, Optimizer, Slot
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers")
@@ -14,7 +15,8 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buff
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes on one rank when most are alive: by category, at which task, and the largest slots."""
+    """Bytes on one rank when most are alive: by category, at which task, and the largest slots; and
+    what stays from step to step, by category."""
 
     label: str
     num_ranks: int
@@ -22,12 +24,13 @@ class Peak:
     by_category: dict[str, int]
     task: int
     largest: tuple[tuple[int, int], ...]  # (bytes, slot)
+    kept: dict[str, int]
 
 
 def peak_of(world: World, party: Party) -> Peak:
     """In dispatch order, at the bounds of what depends on the data."""
     ledger = _Ledger(world, party)
-    most, at = ledger.total, -1
+    most, at, kept = ledger.total, -1, ledger.by_category()
     for index in range(len(party.tasks)):
         ledger.start(index)
         if ledger.total > most:
@@ -39,7 +42,13 @@ def peak_of(world: World, party: Party) -> Peak:
         if index < at:
             ledger.end(index)
     return Peak(
-        party.label, party.num_ranks, most, ledger.by_category(), at, tuple(ledger.largest()[:5])
+        label=party.label,
+        num_ranks=party.num_ranks,
+        total=most,
+        by_category=ledger.by_category(),
+        task=at,
+        largest=tuple(ledger.largest()[:5]),
+        kept=kept,
     )
 
 
@@ -51,6 +60,7 @@ class _Ledger:
         self.root = world.local(party).root
         self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
         self.alive = [s.kind in (*PERSISTENT, "batch", "key") for s in party.slots]
+        self._make_buffers()
         self.optimizer = 0
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
         for task in party.tasks:
@@ -63,6 +73,16 @@ class _Ledger:
         self.total = self.optimizer + sum(
             b for b, a in zip(self.size, self.alive, strict=True) if a
         )
+
+    def _make_buffers(self) -> None:
+        """A buffer is there all the time and counts once, as the first of its slots."""
+        made: set[int] = set()
+        for index, slot in enumerate(self.party.slots):
+            if slot.pool >= 0:
+                self.alive[index] = True
+                if slot.pool in made:
+                    self.size[index] = 0
+                made.add(slot.pool)
 
     def start(self, index: int) -> None:
         task = self.party.tasks[index]
@@ -77,7 +97,7 @@ class _Ledger:
     def end(self, index: int) -> None:
         task = self.party.tasks[index]
         for slot in task.frees:
-            if self.alive[slot]:
+            if self.alive[slot] and self.party.slots[slot].pool < 0:
                 self.alive[slot] = False
                 self.total -= self.size[slot]
         if task.kind == "settle":
@@ -109,17 +129,16 @@ def slot_bytes(slot: Slot) -> int:
 def state_bytes(slot: Slot, optimizer: Optimizer) -> int:
     """What the optimizer keeps for a parameter: its averages, and a master of a narrow one."""
     wide = accumulation_dtype(slot.dtype)
-    copies = _copies(optimizer) + (wide != slot.dtype)
-    return math.prod(slot.shape) * dtype_bytes(wide) * copies
+    master = math.prod(slot.shape) * dtype_bytes(wide) if wide != slot.dtype else 0
+    return master + _averages(slot, optimizer)
 
 
 def _kept_bytes(slot: Slot, optimizer: Optimizer) -> int:
     """What a late update keeps until it is settled: parameters and averages as they were."""
     wide = accumulation_dtype(slot.dtype)
-    return math.prod(slot.shape) * dtype_bytes(wide) * (1 + _copies(optimizer))
+    return math.prod(slot.shape) * dtype_bytes(wide) + _averages(slot, optimizer)
 
 
-def _copies(optimizer: Optimizer) -> int:
-    if optimizer.name in ("Adam", "AdamW"):
-        return 3 if optimizer.options.get("amsgrad") else 2
-    return 1 if optimizer.options.get("momentum") else 0
+def _averages(slot: Slot, optimizer: Optimizer) -> int:
+    elements, numbers = state_size(optimizer, slot.shape)
+    return elements * dtype_bytes(accumulation_dtype(slot.dtype)) + numbers * SCALAR_BYTES

@@ -15,6 +15,7 @@ from piper.check.messages import messages
 from piper.check.norms import norms
 from piper.check.numbers import numbers
 from piper.check.parties import World, compressed
+from piper.check.pools import pools
 from piper.check.problem import Problem
 from piper.check.report import Report
 from piper.check.resident import resident
@@ -34,6 +35,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "memory": (memory,),
     "events": (events,),
     "updates": (updates, norms, numbers),
+    "pools": (pools,),
 }
 _MORE = 3  # further problems that an error mentions
 
@@ -44,7 +46,8 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     Proved of every rank: messages and collectives meet in one order; nobody waits in a circle; every
     read, overwrite and free is ordered after what it needs; no slot is read before it is written or
     after it is freed, freed twice, reused early or leaked; every parameter is updated once, by its
-    whole gradient; and, with `memory_limit` in bytes, no rank needs more at its peak.
+    whole gradient; slots that share a buffer take turns; and, with `memory_limit` in bytes, no rank
+    needs more at its peak.
     """
     start = time.perf_counter()
     world = compressed(plan)

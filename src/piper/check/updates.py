@@ -18,6 +18,10 @@ def updates(world: World) -> Iterator[Problem]:
     yield from _buckets(world)
     yield from sums(world)
     for party in world.distinct:
+        for index, task in enumerate(party.tasks if not world.plan.train else ()):
+            if task.kind in ("update", "settle") or task.phase[:1] == "B":
+                text = f"{task.name} has no place in an evaluation, which changes nothing"
+                yield problem(world, "updates", text, (party, index))
         for number, bucket in world.trained_at(party.slice):
             yield from _Chain(world, party, number, bucket).run()
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from piper.cli import check, diff, explain, plan, schedule, verify
+from piper.cli import check, diff, doctor, explain, plan, schedule, train, verify
 from piper.errors import PiperError, Source, is_users
 
 MISUSED = 2
@@ -19,9 +19,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="piper", description="Programmable distributed training for PyTorch."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (plan, check, verify, schedule, explain, diff):
+    for command in (train, plan, check, verify, schedule, explain, diff, doctor):
         command.add_parser(commands)
     arguments = parser.parse_args(argv)
+    arguments.argv = sys.argv[1:] if argv is None else list(argv)
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()

@@ -1,9 +1,8 @@
-"""What plan and verify have in common: the user's FILE, its strategy, the traced program."""
+"""What plan, verify and train have in common: the user's FILE, its strategy, the traced program."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from piper.errors import PiperError, did_you_mean
+from piper.files import module_of
 
 
 class FileError(PiperError):
@@ -57,17 +57,9 @@ def load_file(path: str, *needed: str) -> ModuleType:
     """Import a file by path and check that it defines the functions that are needed."""
     if not os.path.isfile(path):
         raise FileError(f"there is no file {path}")
-    stem, ending = os.path.splitext(os.path.basename(path))
-    if ending != ".py":
+    if not path.endswith(".py"):
         raise FileError(f"{path} is not a Python file", legal="a file that ends in .py")
-    # A name of its own, so that no file hides a module of the same name.
-    name = f"piper_file_{stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.append(os.path.dirname(os.path.abspath(path)))
-    spec.loader.exec_module(module)
+    module = module_of(path)
     missing = [function for function in needed if not callable(getattr(module, function, None))]
     if missing:
         raise FileError(
@@ -141,13 +133,19 @@ def chosen_strategy(
     return own
 
 
-def trace_file(module: ModuleType, arguments: argparse.Namespace, *, double: bool = False) -> Any:
-    """The program of a FILE under the strategy of the command line."""
+def trace_file(
+    module: ModuleType,
+    arguments: argparse.Namespace,
+    *,
+    double: bool = False,
+    default: Callable[..., None] | None = None,
+) -> Any:
+    """The program of a FILE under the strategy of the command line, else of the file, else `default`."""
     import piper
     from piper.training.precision import doubled, doubled_model
 
     make_model = doubled_model(module.model) if double else module.model
     batch = doubled(module.batch()) if double else module.batch()
     program = piper.trace(make_model, batch, module.step)
-    strategy = chosen_strategy(arguments, module)
+    strategy = chosen_strategy(arguments, module) or default
     return program.apply(strategy) if strategy else program

@@ -26,6 +26,18 @@ def building(mode: Any) -> Iterator[None]:
         mode.allow_non_fake_inputs = False
 
 
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters of floating point in another dtype; tied ones stay tied, buffers stay as they are."""
+    cast: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, param in module._parameters.items():
+            if param is not None and param.is_floating_point():
+                if id(param) not in cast:
+                    made = param.detach().to(dtype)
+                    cast[id(param)] = nn.Parameter(made, requires_grad=param.requires_grad)
+                module._parameters[name] = cast[id(param)]
+
+
 @contextlib.contextmanager
 def _direct_truncation() -> Iterator[None]:
     """`trunc_normal_` by the inverse of the distribution, since rejection looks at the samples."""

@@ -25,7 +25,7 @@ from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
-from piper.frontend.building import building
+from piper.frontend.building import building, cast_parameters
 from piper.frontend.interpret import Facts, interpret
 from piper.frontend.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 
@@ -48,6 +48,7 @@ class Capture:
     constants: dict[str, Tensor]
     origins: dict[fx.Node, Origin]
     model: nn.Module
+    made: dict[str, Tensor]  # parameters and buffers as make_model made them
     initializers: Initializers = field(repr=False)
     facts: Facts = field(repr=False)
     loss: fx.Node
@@ -81,8 +82,20 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows: int) -> Capture:
-    """Capture `step` on a batch like `batch` with `rows` samples; no memory is taken for weights."""
+def capture(
+    make_model: Callable[[], nn.Module],
+    batch: Any,
+    step: Step,
+    *,
+    rows: int,
+    dtype: str = "",
+    training: bool = True,
+) -> Capture:
+    """Capture `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
+
+    With `dtype`, parameters and the batch's floating-point tensors have it; without `training` the
+    model is in eval() mode and no gradient flows.
+    """
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise TraceError(
             "trace was given a model", legal="a function that makes it: trace(Model, batch, step)"
@@ -100,9 +113,14 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
             f"make_model looks at the values of tensors ({error.func})",
             legal="initialisation that does not branch on values",
         ) from error
+    named = (*model.named_parameters(), *model.named_buffers())
     with mode:
-        fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows), batch)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows, dtype), batch)
+        if dtype:
+            cast_parameters(model, getattr(torch, dtype))
+    if not training:
+        model.eval()
+    for name, tensor in named:
         if not isinstance(tensor, FakeTensor):
             raise TraceError(
                 f"{name} is not made inside make_model",
@@ -134,10 +152,13 @@ def capture(make_model: Callable[[], nn.Module], batch: Any, step: Step, *, rows
         facts = interpret(graph, constants, flat)
     if loss not in facts.flowing:
         raise TraceError("the loss does not depend on any parameter that requires a gradient")
+    if not training:
+        facts.flowing.clear()
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
     _drop_dead_code(graph, facts)
-    return Capture(graph, constants, origins, model, initializers, facts, loss, count)
+    made = {plain_name(name): tensor for name, tensor in named}
+    return Capture(graph, constants, origins, model, made, initializers, facts, loss, count)
 
 
 def _constants(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
@@ -212,8 +233,9 @@ def _drop_dead_code(graph: fx.Graph, facts: Facts) -> None:
             graph.erase_node(node)
 
 
-def _fake_leaf(leaf: Tensor, rows: int) -> Tensor:
-    return torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype)
+def _fake_leaf(leaf: Tensor, rows: int, dtype: str) -> Tensor:
+    wanted = getattr(torch, dtype) if dtype and leaf.is_floating_point() else leaf.dtype
+    return torch.empty((rows, *leaf.shape[1:]), dtype=wanted)
 
 
 def _tensor_names(model: nn.Module, batch: Any) -> dict[int, Origin]:
@@ -265,6 +287,12 @@ def first_difference(one: Capture, other: Capture) -> Source | None:
             found = [source_of(node) for node in (mine, theirs) if node is not None]
             return next((source for source in found if source), None)
     return None
+
+
+def alike(one: Capture, other: Capture) -> bool:
+    """Whether two captures have the same nodes in the same places."""
+    pairs = zip_longest(one.graph.nodes, other.graph.nodes)
+    return all(mine and theirs and _step_of(mine) == _step_of(theirs) for mine, theirs in pairs)
 
 
 def _step_of(node: fx.Node) -> tuple[Any, ...]:

@@ -35,7 +35,8 @@ Layout = Literal["replicated", "split(0)", "partial", "routed"]
 
 _BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
-    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex128": 16, "uint64": 8,
+    "uint32": 4, "uint16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
 from piper.passes.events import waits_of
+from piper.passes.pools import share_buffers
 from piper.plan.keys import KEY
 from piper.plan.types import PERSISTENT, Memory, RankClass, Slot, SlotKind, Task
 
@@ -105,15 +106,18 @@ class _Emitter:
         drafts = [self._task(node) for node in self.nodes]
         frees = self._frees(drafts)
         after = self._dependencies(drafts, frees)
+        results = self._results(at)
+        slots = self._with_memory(drafts)
+        buffers = share_buffers(slots, drafts, frees, after, keep=results.values())
+        for slot, buffer in buffers.items():
+            slots[slot] = msgspec.structs.replace(slots[slot], pool=buffer)
         reads = {i for i, task in enumerate(drafts) if task.kind == "read"}
         waits = waits_of([task.stream for task in drafts], after, reads)
         tasks = tuple(
             msgspec.structs.replace(task, waits=waits[i], frees=tuple(frees.get(i, ())))
             for i, task in enumerate(drafts)
         )
-        return RankClass(
-            at, tuple(self._with_memory(tasks)), tasks, self._results(at), self._overlaps()
-        )
+        return RankClass(at, tuple(slots), tasks, results, self._overlaps())
 
     def _overlaps(self) -> tuple[tuple[int, ...], ...]:
         """Per group of chunks that take turns, all tasks dispatched from its first to its last."""
@@ -124,7 +128,7 @@ class _Emitter:
                 found.append(tuple(range(min(places), max(places) + 1)))
         return tuple(found)
 
-    def _with_memory(self, tasks: tuple[Task, ...]) -> list[Slot]:
+    def _with_memory(self, tasks: list[Task]) -> list[Slot]:
         """Activations that a backward reads count as saved, like what was made for it."""
         kept = {slot for task in tasks if task.phase[:1] == "B" for slot in task.reads}
         made = {slot for task in tasks if task.phase == "F" for slot in (*task.reads, *task.writes)}

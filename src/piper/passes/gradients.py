@@ -206,16 +206,29 @@ def update_parameters(
                 _gather(draft, bucketed, number, at, stepped[0])
 
 
+def hold_parameters(draft: Draft, bucketed: Bucketed) -> None:
+    """Give every bucket that is kept flat, or in shards, its memory, without changing any."""
+    for number, bucket in enumerate(bucketed.buckets):
+        for at in bucket.slices if bucket.zero else ():
+            _shard(draft, bucketed, number, at)
+
+
 def _stepped(
     draft: Draft, bucketed: Bucketed, number: int, at: Slice, params: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What an Update writes: the parameters, or the rank's shard of them."""
-    bucket = bucketed.buckets[number]
-    if bucket.zero == 0:
+    if bucketed.buckets[number].zero == 0:
         return tuple(
             draft.like(draft.values[name], f"{name}~new", at, role="updated", place=name)
             for name in params
         )
+    shard = _shard(draft, bucketed, number, at)
+    return (draft.like(shard, f"{shard.name}~new", at, role="updated", place=shard.name, base=""),)
+
+
+def _shard(draft: Draft, bucketed: Bucketed, number: int, at: Slice) -> Value:
+    """The rank's shard of a bucket: alone, or a part of the flat parameters that are kept whole."""
+    bucket = bucketed.buckets[number]
     whole = at_slice(f"$flat.{bucket.name}", at)
     size = bucket.size // draft.logical.mesh.size_of(bucket.over)
     shard = Value(
@@ -229,11 +242,12 @@ def _stepped(
     if bucket.zero < 3:
         draft.value(Value(whole, "flat", (bucket.size,), bucket.dtype, slice=at, bucket=number))
         shard = msgspec.structs.replace(shard, base=whole)
-        for name, offset in zip(params, bucket.offsets, strict=True):
-            value = draft.values[name]
-            draft.values[name] = msgspec.structs.replace(value, base=whole, offset=offset)
+        for param, offset in zip(bucket.params, bucket.offsets, strict=True):
+            value = draft.values.get(at_slice(param, at))
+            if value is not None:
+                draft.values[value.name] = msgspec.structs.replace(value, base=whole, offset=offset)
     draft.value(shard)
-    return (draft.like(shard, f"{shard.name}~new", at, role="updated", place=shard.name, base=""),)
+    return shard
 
 
 def _averaged(draft: Draft, gradient: str, at: Slice) -> str:

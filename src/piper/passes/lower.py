@@ -13,12 +13,14 @@ from piper.mesh import Slice
 from piper.passes.bind import GetBodies, bind_bodies
 from piper.passes.buckets import Bucketed, make_buckets
 from piper.passes.clip import measure_norm
-from piper.passes.gradients import reduce_gradients, update_parameters
+from piper.passes.gradients import hold_parameters, reduce_gradients, update_parameters
 from piper.passes.loss import report_loss
 from piper.passes.pace import pace
 from piper.passes.schedule import crossed_messages, schedule
 from piper.passes.transfers import transfer_values
+from piper.passes.whole import check_whole
 from piper.plan.body_spec import TensorSpec
+from piper.plan.types import Optimizer
 
 
 def data_axes(graph: Graph) -> tuple[str, ...]:
@@ -53,20 +55,31 @@ def lower_graph(
     device: str = "cpu",
     clip: float | None = None,
     late: bool = False,
+    optimizer: Optimizer | None = None,
+    trained: Bucketed | None = None,
 ) -> tuple[Graph, Bucketed]:
-    """The physical graph in dispatch order, and its buckets."""
+    """The physical graph in dispatch order, and its buckets.
+
+    With the buckets of training, `trained`, it is an evaluation, which keeps parameters as they are
+    there and changes none.
+    """
     draft = bind_bodies(logical, bodies, specs)
     slices = sorted({node.slice or Slice() for node in logical.nodes.values()})
     axes = data_axes(logical)
     divisor = report_loss(draft, slices, axes)
-    bucketed = make_buckets(logical, specs, calls)
-    gradients = reduce_gradients(draft, bucketed)
-    clipping = None
-    if clip is not None:
-        clipping = measure_norm(
-            draft, bucketed, gradients, slices=slices, data_axes=axes, largest=clip, late=late
-        )
-    update_parameters(draft, bucketed, gradients, divisor, clipping)
+    bucketed = trained or make_buckets(logical, specs, calls)
+    if trained is not None:
+        hold_parameters(draft, bucketed)
+    else:
+        if optimizer is not None:
+            check_whole(optimizer, logical, bucketed, specs, calls)
+        gradients = reduce_gradients(draft, bucketed)
+        clipping = None
+        if clip is not None:
+            clipping = measure_norm(
+                draft, bucketed, gradients, slices=slices, data_axes=axes, largest=clip, late=late
+            )
+        update_parameters(draft, bucketed, gradients, divisor, clipping)
     transfer_values(draft)
     graph = sorted_topologically(draft.graph())
     graph = resolve_orders(graph, calls, device=device)

@@ -19,6 +19,7 @@ from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
 
 RECEIVE_AHEAD = 2  # chunks before the one that reads what is received
+_REPORTED = ("loss", "count")
 WHOLE_SUMS = 2  # gradients of whole buckets that wait for their reduction at once
 
 
@@ -40,6 +41,7 @@ def pace(graph: Graph, bucketed: Bucketed) -> Graph:
         pacing.add_gathers(at, names)
     for packs in pacing.packs.values():
         pacing.bound_sums(packs)
+    pacing.end_with_results()
     return pacing.graph_in_order()
 
 
@@ -55,6 +57,7 @@ class _Pacing:
             list
         )  # chunk -> what is dispatched after it
         self.start: list[Node] = []
+        self.end: list[Node] = []
         self.moved: set[str] = set()
         self.chunks: dict[Slice, list[str]] = defaultdict(list)
         self.receives: dict[tuple[Slice, str], list[Comm]] = defaultdict(list)
@@ -77,6 +80,7 @@ class _Pacing:
                 nodes[name] = self.changed.get(name, node)
             for follower in self.behind.get(name, ()):
                 nodes[follower.name] = follower
+        nodes |= {node.name: node for node in self.end}
         return msgspec.structs.replace(
             self.graph, nodes=nodes, values=self.values, edges=tuple(self.edges)
         )
@@ -88,6 +92,20 @@ class _Pacing:
         else:
             self.behind[chunk].append(node)
             self.edges.append(OrderEdge(chunk, node.name, origin))
+
+    # What is only reported
+
+    def end_with_results(self) -> None:
+        """A collective that no node of the step reads comes last: it would wait for slower ranks beside
+        chunks, and take room from them."""
+        for node in self.graph.nodes.values():
+            if not isinstance(node, Comm) or node.comm != "all_reduce" or node.name in self.ordered:
+                continue
+            (value,) = node.outputs
+            if self.graph.values[value].role in _REPORTED and not self.graph.readers.get(value):
+                self.moved.add(node.name)
+                self.end.append(node)
+                self.edges.append(OrderEdge(self.chunks[node.slice][-1], node.name, TRACED))  # type: ignore[index]
 
     # Gradients of whole buckets, where only shards stay
 

@@ -53,6 +53,10 @@ class Reasons:
         freed = [s for s in freed if s not in reads]
         if freed:
             words.append(f"frees {self._names(freed)}, which it uses")
+        taken = {self.found.slots[s].pool for s in task.writes} - {-1}
+        left = [s for s in self.found.tasks[before].frees if self.found.slots[s].pool in taken]
+        if left:
+            words.append(f"takes the buffer of {self._names(left)}, which it frees")
         reducing = self.found.tasks[before].kind == "reduce_scatter"
         if not words and (reducing or task.kind in ("recv", "all_gather")):
             return HELD

@@ -50,7 +50,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
     for a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many
     microbatches in a row may share a gathered bucket, and `ahead` how many chunks before the first
-    it may start.
+    it may start. Slots of one `pool` take turns in one buffer, which the rank keeps from step to step.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: Memory = "buffers"
     uses: int = 0
     ahead: int = 0
+    pool: int = -1
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -165,7 +166,11 @@ class Optimizer(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that the ranks of a mesh do in one training step."""
+    """All that the ranks of a mesh do in one training step.
+
+    Without `train` it is an evaluation: forwards only, on parameters that a training plan holds in
+    slots of the same names.
+    """
 
     mesh: Mesh
     streams: tuple[Stream, ...]
@@ -183,6 +188,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     buckets: tuple[Bucket, ...] = ()
     clip: float | None = None
     history: tuple[Record, ...] = ()
+    train: bool = True
+    flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
     version: int = VERSION
 
     @property

@@ -6,23 +6,29 @@ import mmap
 import os
 from dataclasses import dataclass
 
-STEP, TASK, WAITS = range(3)  # steps begun; task dispatched last; communication the host waits for
-_FIELDS = 4
+# Steps begun of all plans; which plan it is in, by number; steps begun of that plan; the task that was
+# dispatched last; the communication that the host waits for; and a pulse of the process itself.
+TURN, PLAN, STEP, TASK, WAITS, PULSE = range(6)
+_FIELDS = 8
 _BYTES = 8 * _FIELDS
 NOTHING = -1
 
 
 @dataclass(frozen=True)
 class Where:
-    """One rank's place: in `step`, at `task` (its index), waiting for the end of task `waits` or -1."""
+    """One rank's place: in step `step` of plan number `plan` (-1 between steps), at `task` (an index; -1
+    before the first, their number after the last), waiting for the end of task `waits` or -1.
+    `turn` counts the steps of all plans, so that places of two ranks can be compared."""
 
-    step: int
-    task: int
-    waits: int
+    turn: int = 0
+    plan: int = NOTHING
+    step: int = 0
+    task: int = NOTHING
+    waits: int = NOTHING
 
 
 class Board:
-    """A cell per rank: in a file that processes of one machine share, or in this process alone."""
+    """Cells per rank: in a file that processes of one machine share, or in this process alone."""
 
     def __init__(self, num_ranks: int, path: str | None = None) -> None:
         self.num_ranks = num_ranks
@@ -43,18 +49,31 @@ class Board:
         """The numbers of one rank, to be written by it alone."""
         return self._view[rank * _FIELDS : (rank + 1) * _FIELDS]
 
-    def where(self, rank: int) -> Where:
-        step, task, waits = self.cells(rank)[:3]
-        return Where(step, task, waits)
-
     def snapshot(self) -> tuple[Where, ...]:
-        return tuple(self.where(rank) for rank in range(self.num_ranks))
+        return tuple(where(self.cells(rank)) for rank in range(self.num_ranks))
 
-    def clear(self) -> None:
-        """Nobody has begun anything."""
-        for rank in range(self.num_ranks):
-            clear(self.cells(rank))
+    def pulses(self) -> tuple[int, ...]:
+        """A number per rank that changes for as long as its process runs at all."""
+        return tuple(self.cells(rank)[PULSE] for rank in range(self.num_ranks))
+
+
+def where(cells: memoryview) -> Where:
+    return Where(cells[TURN], cells[PLAN], cells[STEP], cells[TASK], cells[WAITS])
 
 
 def clear(cells: memoryview) -> None:
-    cells[STEP], cells[TASK], cells[WAITS] = 0, NOTHING, NOTHING
+    """Nothing has begun."""
+    cells[TURN], cells[STEP] = 0, 0
+    cells[PLAN] = cells[TASK] = cells[WAITS] = NOTHING
+
+
+def begin(cells: memoryview, plan: int) -> None:
+    """A step of a plan, by its number."""
+    cells[TASK] = cells[WAITS] = NOTHING
+    cells[TURN] += 1
+    cells[PLAN] = plan
+
+
+def end(cells: memoryview) -> None:
+    """The step is over; whoever fails within one stays where it was."""
+    cells[PLAN] = NOTHING

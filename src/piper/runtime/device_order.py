@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from piper.plan.types import Task
 from piper.runtime.board import NOTHING, TASK, WAITS
-from piper.runtime.releases import Releases, release_plan
+from piper.runtime.releases import releases_of
 
 if TYPE_CHECKING:
     from piper.runtime.worker import Worker
@@ -30,16 +30,14 @@ class DeviceOrder:
         self.worker = worker
         self.cells = worker.cells
         tasks, device = worker.me.tasks, worker.device
-        self.streams = [
-            torch.cuda.Stream(device, priority=HIGH if stream.priority == "high" else 0)
-            for stream in worker.plan.streams
-        ]
         number = next((task.stream for task in tasks if task.kind == "run"), 0)
+        used = list(dict.fromkeys([number, *(task.stream for task in tasks)]))
+        self.streams = _streams(device, {i: worker.plan.streams[i].priority for i in used})
         self.stream = self.streams[number]
-        self.others = [s for i, s in enumerate(self.streams) if i != number and _used(tasks, i)]
+        self.others = [self.streams[i] for i in used if i != number]
         self.begun = torch.cuda.Event()
         self.ended = [torch.cuda.Event() for _ in self.others]
-        self.releases: Releases = release_plan(worker.me, home=number)
+        self.releases = releases_of(worker.me, home=number)
         self.events = _events(tasks)
         self.table = [
             (
@@ -53,6 +51,7 @@ class DeviceOrder:
             for index, (start, task) in enumerate(zip(worker.starts, tasks, strict=True))
         ]
         self.sent: deque[tuple[Any, Any]] = deque()  # what sends still read, until their event
+        torch.cuda.synchronize(device)  # the model was filled on a stream of torch's
 
     @contextlib.contextmanager
     def home(self) -> Iterator[None]:
@@ -87,7 +86,7 @@ class DeviceOrder:
             ended.record(stream)
             self.stream.wait_event(ended)
         torch.cuda.set_stream(self.stream)
-        for slot in self.releases.at_end:
+        for slot in self.releases.last:
             worker.free(slot)
         cells[TASK] = len(self.table)
 
@@ -107,8 +106,21 @@ class DeviceOrder:
         self.cells[WAITS] = min(talking or under_way, default=NOTHING)
 
 
-def _used(tasks: tuple[Task, ...], stream: int) -> bool:
-    return any(task.stream == stream for task in tasks)
+_made: dict[tuple[torch.device, str], list[Any]] = {}
+
+
+def _streams(device: torch.device, priorities: Mapping[int, str]) -> dict[int, Any]:
+    """A CUDA stream for each. A device has few queues, which streams take in turn: all plans of a
+    process have the same streams, so that none of them shares a queue with one that waits."""
+    found: dict[int, Any] = {}
+    taken: Counter[str] = Counter()
+    for number, priority in priorities.items():
+        made = _made.setdefault((device, priority), [])
+        if taken[priority] == len(made):
+            made.append(torch.cuda.Stream(device, priority=HIGH if priority == "high" else 0))
+        found[number] = made[taken[priority]]
+        taken[priority] += 1
+    return found
 
 
 def _events(tasks: tuple[Task, ...]) -> dict[int, Any]:

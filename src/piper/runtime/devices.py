@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import torch
 
 from piper.errors import RunError
@@ -26,3 +28,12 @@ def devices_of(num_ranks: int, device: str, ranks_per_gpu: int = 1) -> list[str]
             legal=f"ranks_per_gpu={-(-num_ranks // cards)}" if cards else 'lower(device="cpu")',
         )
     return [f"cuda:{rank // ranks_per_gpu}" for rank in range(num_ranks)]
+
+
+def device_facts(device: torch.device) -> dict[str, str]:
+    """A device's name, and an identity that no other device has."""
+    if device.type == "cpu":
+        return {"name": "cpu", "identity": socket.gethostname()}
+    facts = torch.cuda.get_device_properties(device)
+    identity = getattr(facts, "uuid", None) or f"{socket.gethostname()}:{device.index}"
+    return {"name": facts.name, "identity": str(identity)}

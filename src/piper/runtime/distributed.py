@@ -13,6 +13,7 @@ from torch import Tensor
 
 from piper.ir.graph import Stream
 from piper.plan.types import Plan
+from piper.runtime.gates import Gate, Gates
 from piper.runtime.transport import Exchange, Pending
 
 # torch 2.13 has new names for both and warns of the old ones; 2.11 has only those.
@@ -31,12 +32,13 @@ class Communicators:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.groups: dict[Channel, Any] = {}
+        self.gates: Gates | None = None  # where all ranks are on one machine
+        self.gate_of: dict[Channel, Gate] = {}
 
     def prepare(self, plan: Plan) -> None:
         """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
         many there were before, so that members that made different others would never meet."""
-        needed = _needed(plan)
-        for channel in sorted(needed.keys() - self.groups.keys(), key=_order):
+        for channel in sorted(_needed(plan) - self.groups.keys(), key=_order):
             ranks, stream = channel
             if self.device.type == "cpu":
                 self.groups[channel] = dist.new_group(list(ranks), timeout=TIMEOUT)
@@ -44,19 +46,14 @@ class Communicators:
             self.groups[channel] = dist.new_group(
                 list(ranks), timeout=TIMEOUT, backend="nccl", pg_options=_nccl_options(stream)
             )
+            if self.gates is not None:
+                self.gate_of[channel] = self.gates.gate()
             if dist.get_rank() in ranks:
-                self._connect(channel, message=needed[channel])
+                self._connect(channel)
 
-    def _connect(self, channel: Channel, *, message: bool) -> None:
+    def _connect(self, channel: Channel) -> None:
         """NCCL connects at the first use, which is here and not within a step."""
-        ranks, _ = channel
-        group, tensor = self.groups[channel], torch.zeros(1, device=self.device)
-        if not message:
-            dist.all_reduce(tensor, group=group)
-        elif dist.get_rank() == ranks[0]:
-            dist.send(tensor, ranks[1], group=group)
-        else:
-            dist.recv(tensor, ranks[0], group=group)
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.groups[channel])
         torch.cuda.synchronize(self.device)
 
 
@@ -65,19 +62,17 @@ def _order(channel: Channel) -> tuple[Any, ...]:
     return ranks, stream.name, stream.priority, stream.max_sms or 0
 
 
-def _needed(plan: Plan) -> dict[Channel, bool]:
-    """The channels of a plan, and whether they carry messages; else collectives."""
-    found: dict[Channel, bool] = {}
+def _needed(plan: Plan) -> set[Channel]:
+    found = set()
     for part in plan.classes:
         used = {
-            (task.group, task.stream, task.kind in ("send", "recv"))
+            (task.group, task.stream)
             for task in part.tasks
             if task.group >= 0 and task.kind != "read"
         }
         for rank in plan.mesh.ranks(part.slice):
-            for group, stream, message in used:
-                ranks = plan.groups[group].ranks(plan.mesh, rank)
-                found[ranks, plan.streams[stream]] = message
+            for group, stream in used:
+                found.add((plan.groups[group].ranks(plan.mesh, rank), plan.streams[stream]))
     return found
 
 
@@ -90,10 +85,12 @@ def _nccl_options(stream: Stream) -> Any:
 
 
 class DistributedTransport:
-    """On a GPU everything is ordered behind the current stream, and it behind the communication."""
+    """On a GPU all communication runs on the current stream. Torch runs messages on streams of its own,
+    but not collectives: there a message is a broadcast from one rank to the other."""
 
     def __init__(self, communicators: Communicators) -> None:
         self.groups = communicators.groups
+        self.gate_of = communicators.gate_of
         self.device = communicators.device
         self.aside = self.device.type == "cpu"  # else a collective runs on the current stream
 
@@ -104,18 +101,30 @@ class DistributedTransport:
         splits: list[list[int]] | None,
         into: Tensor | None,
     ) -> Pending:
-        group = self.groups[exchange.ranks, exchange.stream]
+        channel = exchange.ranks, exchange.stream
+        group, gate = self.groups[channel], self.gate_of.get(channel)
         if tensor is None:
             into = self._empty(exchange) if into is None else into
+            if not self.aside:
+                if gate is not None:
+                    gate.pass_through(torch.cuda.current_stream().cuda_stream)
+                return _Work(dist.broadcast(into, exchange.peer, group=group), into)
             work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
             return _Work(work, into)
         aside = self.aside
         match exchange.task.kind:
+            case "send" if not aside:
+                if gate is not None:
+                    gate.open(torch.cuda.current_stream().cuda_stream)
+                return _Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
             case "send":
                 work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))
                 return _Work(work, keep=tensor)
             case "all_reduce":
-                into = tensor.clone() if into is None else tensor
+                if into is None:
+                    into = tensor.clone()
+                elif into is not tensor:
+                    into.copy_(tensor)
                 return _Work(dist.all_reduce(into, group=group, async_op=aside), into)
             case "reduce_scatter":
                 into = self._empty(exchange) if into is None else into
@@ -126,22 +135,27 @@ class DistributedTransport:
                 work = _all_gather(into, tensor, group=group, async_op=aside)
                 return _Work(work, into, keep=tensor)
             case _:
-                return self._all_to_all(exchange, tensor, splits, group)
+                return self._all_to_all(exchange, tensor, splits, into, group)
 
     def _empty(self, exchange: Exchange) -> Tensor:
         (slot,) = exchange.outputs
         return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
 
     def _all_to_all(
-        self, exchange: Exchange, tensor: Tensor, splits: list[list[int]] | None, group: Any
+        self,
+        exchange: Exchange,
+        tensor: Tensor,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
+        group: Any,
     ) -> Pending:
-        (slot,) = exchange.outputs
         send = receive = None
-        shape = slot.shape
         if splits is not None:
             send, receive = reversed(splits) if exchange.task.reverse else splits
             shape = (sum(receive), *tensor.shape[1:])
-        into = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+            into = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+        elif into is None:
+            into = self._empty(exchange)
         work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=self.aside)
         return _Work(work, into, keep=tensor)
 

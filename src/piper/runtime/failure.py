@@ -3,130 +3,122 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
-from piper.errors import RunError
-from piper.plan.types import Plan, RankPlan, bind
+from piper.errors import OutOfMemory, RunError
+from piper.ir.sizes import show_size
+from piper.plan.types import Plan
 from piper.runtime.board import Where
+from piper.runtime.story import Story, ranks_text
 
 Kind = Literal["died", "error", "lost", "hangs"]
 # The likelier cause first: a rank that lost a peer, or waits for one, is the effect.
-CAUSES: tuple[Kind, ...] = ("died", "error", "lost", "hangs")
+CAUSES: tuple[Kind, ...] = ("died", "error", "hangs", "lost")
 
 
 @dataclass
 class Failure(Exception):
-    """A rank that died, raised, or lost its peers, or (rank -1) a step in which nobody gets further."""
+    """A rank that died, raised, lost its peers or hangs; rank -1 hangs with all others.
+
+    `facts`: `command`, and `code` or `reason` of one that died, `error`, `trace` and (out of memory)
+    `memory` of one that raised, `seconds` without progress. `others` is what else was seen.
+    """
 
     kind: Kind
     rank: int
     facts: dict[str, Any] = field(default_factory=dict)
     board: Sequence[Where] = ()
+    others: Sequence[Failure] = ()
 
 
-def as_error(failure: Failure, plan: Plan | None) -> RunError:
+def first_cause(failures: Sequence[Failure], board: Sequence[Where]) -> Failure:
+    """The one that explains the others; of equal ones the one that was seen first."""
+    chosen = min(failures, key=lambda failure: CAUSES.index(failure.kind))
+    chosen.board = board
+    chosen.others = [failure for failure in failures if failure is not chosen]
+    return chosen
+
+
+def as_error(failure: Failure, plans: Mapping[str, Plan]) -> RunError:
     """One error: the rank at fault, its task and directive, and what every other rank waited for."""
-    story = _Story(plan, failure.board) if plan is not None and failure.board else None
+    command = failure.facts.get("command", "step")
+    story = None
+    if plans and failure.board and command == "step":
+        gone = {f.rank for f in (failure, *failure.others) if f.kind == "died"}
+        story = Story(plans, failure.board, gone)
     if failure.kind == "hangs":
-        ranks = story.culprits() if story else []
-        message = f"no rank has got further for {failure.facts['seconds']:g} s"
-        if ranks:
-            message = f"{_ranks(ranks)} hang{'s' if len(ranks) == 1 else ''}: {message}"
-    elif failure.kind == "died":
-        ranks, message = [failure.rank], f"rank {failure.rank} {_ending(**failure.facts)}"
+        ranks, message = _hang(failure, story)
     else:
-        ranks, message = [failure.rank], f"rank {failure.rank} failed"
-    stepping = failure.facts.get("command", "step") == "step"
-    if story and stepping and ranks:
-        message += story.place(ranks[0])
-    elif not stepping:
-        message += f" in {failure.facts['command']}"
-    if "error" in failure.facts:
-        message += f": {failure.facts['error']}"
-    details = [] if story is None or not stepping else story.lines(ranks)
-    return RunError(message, details=[*details, *failure.facts.get("trace", ())])
+        ranks = [failure.rank]
+        message = f"rank {failure.rank} {_what(failure, story)}"
+        if story and "reason" in failure.facts:  # only those who share a machine see the very last
+            message += ", last seen"
+        message += story.place(failure.rank) if story else _during(command)
+        message += _reason(failure)
+    known = {f.rank: _what(f, None) + _reason(f) for f in failure.others if f.kind != "lost"}
+    details = story.others(ranks, known) if story else []
+    memory = failure.facts.get("memory")
+    if memory is None:
+        error = RunError(message, details=details)
+    else:
+        held = [f"it holds {_sizes(memory['held'])}"] if memory["held"] else []
+        largest = [f"{show_size(n)} {use}: {name}" for name, n, use in memory["largest"]]
+        error = OutOfMemory(message, details=[*held, *largest, *details], held=memory["held"])
+    if failure.facts.get("trace"):
+        error.add_note("\n".join([f"On rank {failure.rank}:", *failure.facts["trace"]]))
+    return error
 
 
-class _Story:
-    """Where all ranks of a plan were."""
-
-    def __init__(self, plan: Plan, board: Sequence[Where]) -> None:
-        self.plan = plan
-        self.board = board
-        self.bound = cache(lambda rank: bind(plan, rank))
-
-    def place(self, rank: int) -> str:
-        """` in TASK of step 3, from DIRECTIVE`."""
-        index = self._index(rank)
-        if index is None:
-            return ""
-        task = self._me(rank).tasks[index]
-        text = f" in {task.name} of step {self.board[rank].step}"
-        if task.origin >= 0:
-            text += f", from {self.plan.history[task.origin].call}"
-        return text
-
-    def lines(self, but: Sequence[int]) -> list[str]:
-        """What each other rank was doing."""
-        found = []
-        for rank in range(self.plan.mesh.size):
-            if rank in but:
-                continue
-            waits = self.board[rank].waits
-            if self._index(rank) is None:
-                found.append(f"rank {rank} waited for the others to end the step")
-            elif waits < 0:
-                found.append(f"rank {rank} was{self.place(rank)}")
-            else:
-                missing = self._missing(rank) or list(self._peers(rank))
-                found.append(
-                    f"rank {rank} waited for {_ranks(missing)} in {self._me(rank).tasks[waits].name}"
-                )
-        return found
-
-    def culprits(self) -> list[int]:
-        """The ranks that somebody waits for and that wait for nobody; else those that wait for none."""
-        waits_for = {r: self._missing(r) for r in range(self.plan.mesh.size)}
-        idle = [r for r, peers in waits_for.items() if not peers]
-        blamed = {peer for peers in waits_for.values() for peer in peers}
-        # Who is blamed need not have begun the step.
-        return [r for r in idle if r in blamed] or [r for r in idle if self._index(r) is not None]
-
-    def _me(self, rank: int) -> RankPlan:
-        return self.bound(rank)
-
-    def _index(self, rank: int) -> int | None:
-        """The task a rank is at, if it is within a step."""
-        where = self.board[rank]
-        inside = where.step > 0 and 0 <= where.task < len(self._me(rank).tasks)
-        return where.task if inside else None
-
-    def _peers(self, rank: int) -> tuple[int, ...]:
-        me = self._me(rank)
-        task = me.tasks[self.board[rank].waits]
-        return tuple(r for r in me.groups.get(task.group, ()) if r != rank)
-
-    def _missing(self, rank: int) -> list[int]:
-        """The peers that have not come to the communication that a rank waits for."""
-        where = self.board[rank]
-        if where.waits < 0 or where.waits >= len(self._me(rank).tasks):
-            return []
-        key = self._me(rank).tasks[where.waits].key
-        return [r for r in self._peers(rank) if not self._came(r, key, where.step)]
-
-    def _came(self, rank: int, key: str, step: int) -> bool:
-        where = self.board[rank]
-        if where.step != step:
-            return where.step > step
-        return any(task.key == key for task in self._me(rank).tasks[: where.task + 1] if task.key)
+def _what(failure: Failure, story: Story | None) -> str:
+    match failure.kind:
+        case "died":
+            return "died" if "reason" in failure.facts else _ending(failure.facts["code"])
+        case "lost":
+            peers = story.waited_for(failure.rank) if story else []
+            return f"lost {ranks_text(peers)}" if peers else "lost its peers"
+        case "hangs":
+            return "hangs"
+        case _:
+            return "ran out of memory" if "memory" in failure.facts else "failed"
 
 
-def _ending(*, code: int = 0, reason: str = "", **_: object) -> str:
-    if reason:
-        return f"died: {reason}"
+def _reason(failure: Failure) -> str:
+    found = failure.facts.get("error") or failure.facts.get("reason")
+    return f": {found}" if found else ""
+
+
+def _hang(failure: Failure, story: Story | None) -> tuple[list[int], str]:
+    """The ranks that hang, and what there is to say of them."""
+    seconds = f"{failure.facts['seconds']:g} s"
+    frozen: list[int] = failure.facts.get("frozen", [])
+    if frozen:
+        reason = f"its process has not run for {seconds}"
+        if len(frozen) > 1:
+            reason = f"their processes have not run for {seconds}"
+    else:
+        reason = f"no rank has got further for {seconds}"
+    command = failure.facts.get("command", "step")
+    ranks = frozen or (story.culprits() if story else failure.facts.get("waiting", []))
+    if ranks:
+        where = story.place(ranks[0]) if story else _during(command)
+        return ranks, f"{ranks_text(ranks)} hang{'s' * (len(ranks) == 1)}{where}: {reason}"
+    lost = story.lost() if story else None
+    if story and lost:
+        peers, rank = lost
+        text = f"what {ranks_text(peers)} gave never came to rank {rank}{story.place(rank)}"
+        return [], f"{text}: {reason}"
+    return [], f"{reason}{_during(command)}"
+
+
+def _during(command: str) -> str:
+    return " at its start" if command == "start" else f" in {command}"
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "is gone"
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -137,7 +129,5 @@ def _ending(*, code: int = 0, reason: str = "", **_: object) -> str:
     return f"was killed ({name}{hint})"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(str(r) for r in ranks)}"
+def _sizes(held: Mapping[str, int]) -> str:
+    return ", ".join(f"{show_size(size)} {use}" for use, size in held.items())

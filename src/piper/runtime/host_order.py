@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from piper.plan.types import Task
 from piper.runtime.board import NOTHING, TASK, WAITS
+from piper.runtime.storages import out_of_memory
 from piper.runtime.transport import Pending
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class HostOrder:
         self.worker = worker
         self.cells = worker.cells
         self.names = [task.name for task in tasks]
+        self.talks = [task.group >= 0 and task.kind != "read" for task in tasks]
         self.frees = [task.frees for task in tasks]
         # Communication under way, per stream.
         self.queues: list[deque[tuple[int, Pending]]] = [deque() for _ in worker.plan.streams]
@@ -51,6 +53,15 @@ class HostOrder:
 
     def run(self) -> None:
         """All tasks of a step."""
+        try:
+            self._run()
+        except RuntimeError as error:
+            index = self.cells[WAITS] if self.cells[WAITS] >= 0 else self.cells[TASK]
+            if not self.talks[index] or out_of_memory(error):
+                raise
+            raise PeerError(self.names[index], str(error)) from error
+
+    def _run(self) -> None:
         cells, free = self.cells, self.worker.free
         for index, (start, before, queue, frees) in enumerate(self.table):
             cells[TASK] = index
@@ -76,12 +87,8 @@ class HostOrder:
         while queue and queue[0][0] <= last:
             index, pending = queue.popleft()
             self.cells[WAITS] = index
-            try:
-                results = pending.finish()
-            except RuntimeError as error:
-                raise PeerError(self.names[index], str(error)) from error
+            self.worker.write(index, pending.finish())
             self.cells[WAITS] = NOTHING
-            self.worker.write(index, results)
             for slot in self.frees[index]:
                 self.worker.free(slot)
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection, Listener, wait
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from piper.errors import RunError
 from piper.runtime.board import Board
 from piper.runtime.devices import devices_of
-from piper.runtime.failure import CAUSES, Failure
+from piper.runtime.failure import Failure, as_error, first_cause
+from piper.runtime.gates import make_shared
 from piper.runtime.messages import receive, send
 from piper.runtime.mps import Mps
+from piper.runtime.patience import START_SECONDS, Patience
 from piper.runtime.pool_run import Message
 
-START_SECONDS = 120
-LOAD_SECONDS = 1800  # bodies may be compiled
 EXIT_SECONDS = 10
 GRACE_SECONDS = 1.0  # after a failure, time for other ranks to say what they saw
 LOOK_SECONDS = 0.5
@@ -37,6 +38,8 @@ class LocalPool:
     A step in which no rank gets further for `timeout` seconds has failed. `ranks_per_gpu` ranks share
     each card. `report` is told what becomes of each rank.
     """
+
+    program = "piper.runtime.process"
 
     def __init__(
         self,
@@ -59,63 +62,59 @@ class LocalPool:
         try:
             self.board = Board(num_ranks, os.path.join(self._folder, "board"))
             if ranks_per_gpu > 1:
-                self._mps = Mps(self._folder)
+                self._mps = Mps(self._folder).__enter__()
             self._start(devices, ranks_per_gpu)
+        except Failure as failure:
+            self.close(kill=True)
+            raise as_error(failure, {}) from None
         except BaseException:
             self.close(kill=True)
             raise
 
     def _start(self, devices: list[str], ranks_per_gpu: int) -> None:
-        settings = {
-            "num_ranks": self.num_ranks,
-            "devices": devices,
-            "driver": os.getpid(),
-            "timeout": START_SECONDS,
-        }
+        settings = {"num_ranks": self.num_ranks, "devices": devices, "driver": os.getpid()}
         with open(os.path.join(self._folder, "settings.json"), "w") as file:
             json.dump(settings, file)
-        key = secrets.token_bytes(16)
-        address = os.path.join(self._folder, "driver")
-        with Listener(address, "AF_UNIX", self.num_ranks, authkey=key) as listener:
-            for rank in range(self.num_ranks):
-                self.processes.append(self._spawn(rank, key, ranks_per_gpu))
-            self._accept(listener)
+        for rank in range(self.num_ranks):
+            self._spawn(rank, ranks_per_gpu)
+        self._collect("start", self.report)
+        store = f"file://{os.path.join(self._folder, 'store')}"
+        joining = {"num_ranks": self.num_ranks, "init_method": store, "timeout": START_SECONDS}
+        if self.device == "cpu" or self.num_ranks == 1:
+            self.ask([("join", joining)] * self.num_ranks)
+            return
+        gates = make_shared()
+        try:
+            problems = self.ask([("join", {**joining, "gates": gates})] * self.num_ranks)
+        finally:
+            os.unlink(gates)  # who has opened it keeps it
+        if any(problems):
+            self.ask([("ungate", None)] * self.num_ranks)
 
-    def _spawn(self, rank: int, key: bytes, ranks_per_gpu: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, rank: int, ranks_per_gpu: int) -> None:
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "lo",
             **os.environ,
-            "PIPER_KEY": key.hex(),
             "OMP_NUM_THREADS": "1",
         }
         if self._mps is not None:
             # NCCL refuses two ranks on one card of one host.
-            environment |= {**self._mps.env(100 // ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
-        command = [sys.executable, "-m", "piper.runtime.process", str(rank), self._folder]
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-
-    def _accept(self, listener: Listener) -> None:
-        """Wait for every process to call; give up when one has died or time is over."""
-        found: dict[int, Connection] = {}
-        deadline = time.monotonic() + START_SECONDS
-        socket: Any = listener._listener._socket  # type: ignore[attr-defined]
-        socket.settimeout(0.2)
-        while len(found) < self.num_ranks:
-            with contextlib.suppress(TimeoutError):
-                connection = listener.accept()
-                hello = receive(connection)
-                found[hello["rank"]] = connection
-                self.report(hello["rank"], f"is up: process {hello['pid']} on {hello['device']}")
-            for rank, process in enumerate(self.processes):
-                if process.poll() is not None:
-                    raise RunError(
-                        f"rank {rank} ended at its start (exit code {process.returncode})"
-                    )
-            if time.monotonic() > deadline:
-                missing = sorted(set(range(self.num_ranks)) - found.keys())
-                raise RunError(f"ranks {missing} did not start within {START_SECONDS} s")
-        self.connections = [found[rank] for rank in range(self.num_ranks)]
+            environment |= {**self._mps.env(100 / ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
+        ours, theirs = _socket_pair(self.timeout)
+        with theirs:
+            end = theirs.fileno()
+            command = [sys.executable, "-m", self.program, str(rank), str(end), self._folder]
+            self.connections.append(Connection(ours.detach()))
+            self.processes.append(
+                subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(end,),
+                    process_group=0,  # a Ctrl-C in the terminal is for the driver alone
+                )
+            )
 
     @property
     def alive(self) -> bool:
@@ -125,67 +124,97 @@ class LocalPool:
         """Send each rank its message and collect all answers; any failure ends the pool."""
         if not self.alive:
             raise RunError("the worker processes have ended", legal="launch again")
+        command = messages[0][0]
         try:
-            for connection, message in zip(self.connections, messages, strict=True):
-                with contextlib.suppress(ConnectionError):  # its death is seen when answers come in
-                    send(connection, message)
-            return self._collect(messages[0][0])
+            for rank, message in enumerate(messages):
+                self._send(rank, message)
+            return self._collect(command)
         except BaseException:
             self.close(kill=True)
             raise
 
-    def _collect(self, command: str) -> list[Any]:
+    def _send(self, rank: int, message: Message) -> None:
+        try:
+            send(self.connections[rank], message)
+        except ConnectionError:
+            pass  # its death is seen when answers come in
+        except BlockingIOError:
+            raise self._frozen(rank, message[0]) from None
+
+    def _collect(self, command: str, report: Report | None = None) -> list[Any]:
         answers: dict[int, Any] = {}
         failures: list[Failure] = []
-        patience = Patience(self.board, self.timeout if command == "step" else LOAD_SECONDS)
+        patience = Patience.of(self.board, command, self.timeout)
         deadline = float("inf")
         while len(answers) < self.num_ranks and time.monotonic() < deadline:
-            missing = {id(c): r for r, c in enumerate(self.connections) if r not in answers}
-            waiting = [self.connections[rank] for rank in missing.values()]
-            for connection in wait(waiting, timeout=LOOK_SECONDS):
-                rank = missing[id(connection)]
+            for rank in self._ready(answers):
                 status, answers[rank] = self._answer(rank, command)
                 if status != "ok":
                     failures.append(Failure(status, rank, answers[rank]))
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-            if not failures and patience.over():
-                facts = {"seconds": patience.seconds, "command": command}
-                failures.append(Failure("hangs", -1, facts))
+                elif report:
+                    report(rank, "is up: process {pid} on {device}".format(**answers[rank]))
+            facts = patience.over([r for r in range(self.num_ranks) if r not in answers])
+            if facts and not failures:
+                failures.append(Failure("hangs", -1, {**facts, "command": command}))
                 break
         if failures:
-            failure = min(failures, key=lambda f: (CAUSES.index(f.kind), f.rank))
-            failure.board = self.board.snapshot()
-            raise failure
+            raise first_cause(failures, self.board.snapshot())
         return [answers[rank] for rank in range(self.num_ranks)]
+
+    def _ready(self, answers: Mapping[int, Any]) -> list[int]:
+        """Ranks that have an answer, or whose process has ended, after a moment."""
+        missing = {id(c): r for r, c in enumerate(self.connections) if r not in answers}
+        waiting = [self.connections[rank] for rank in missing.values()]
+        found = [missing[id(connection)] for connection in wait(waiting, timeout=LOOK_SECONDS)]
+        # A process of a rank's own may hold its socket open after its death.
+        ended = [r for r in missing.values() if self.processes[r].poll() is not None]
+        return list(dict.fromkeys([*found, *ended]))
 
     def _answer(self, rank: int, command: str) -> tuple[Any, Any]:
         try:
-            return receive(self.connections[rank])
+            if self.processes[rank].poll() is None or self.connections[rank].poll():
+                return receive(self.connections[rank])
+        except BlockingIOError:
+            return "hangs", self._frozen(rank, command).facts
         except (EOFError, ConnectionError):
-            return "died", {"code": self.processes[rank].wait(EXIT_SECONDS), "command": command}
+            pass
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.processes[rank].wait(EXIT_SECONDS)
+        return "died", {"code": code, "command": command}
+
+    def _frozen(self, rank: int, command: str) -> Failure:
+        """A rank that leaves a message half read or half written."""
+        facts = {"seconds": self.timeout, "frozen": [rank], "command": command}
+        return Failure("hangs", rank, facts, self.board.snapshot())
 
     def close(self, *, kill: bool = False) -> None:
         """End all processes; `kill` does not wait for work under way."""
-        if kill:
+        try:
+            if not kill:
+                self._say_close()
+        finally:
             for process in self.processes:
                 process.kill()
+            for process in self.processes:
+                process.wait()
+            for connection in self.connections:
+                connection.close()
+            self.connections, self.processes = [], []
+            if self._mps is not None:
+                self._mps.close()
+                self._mps = None
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _say_close(self) -> None:
         for connection in self.connections:
             with contextlib.suppress(OSError, ValueError):
                 send(connection, ("close", None))
         deadline = time.monotonic() + EXIT_SECONDS
         for process in self.processes:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for connection in self.connections:
-            connection.close()
-        self.connections, self.processes = [], []
-        if self._mps is not None:
-            self._mps.close()
-            self._mps = None
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> LocalPool:
         return self
@@ -194,17 +223,10 @@ class LocalPool:
         self.close()
 
 
-class Patience:
-    """Ends when nothing on the board has changed for some seconds."""
-
-    def __init__(self, board: Board, seconds: float) -> None:
-        self.board = board
-        self.seconds = seconds
-        self.seen = board.snapshot()
-        self.since = time.monotonic()
-
-    def over(self) -> bool:
-        now = self.board.snapshot()
-        if now != self.seen:
-            self.seen, self.since = now, time.monotonic()
-        return time.monotonic() - self.since > self.seconds
+def _socket_pair(timeout: float) -> tuple[socket.socket, socket.socket]:
+    """Our end gives up on a message that is half way for too long: its process may be stopped."""
+    ours, theirs = socket.socketpair()
+    seconds = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+    for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+        ours.setsockopt(socket.SOL_SOCKET, option, seconds)
+    return ours, theirs

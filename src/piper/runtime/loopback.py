@@ -17,7 +17,10 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.plan.types import Plan
+from piper.runtime.devices import device_facts
+from piper.runtime.pool_run import Reading
 from piper.runtime.shares import share_of
+from piper.runtime.storages import measured_bytes
 from piper.runtime.transport import Exchange, Pending
 from piper.runtime.worker import Worker
 
@@ -171,6 +174,8 @@ class Loopback:
     `observe` sees a worker after each thing that it did, so that what it holds can be measured.
     """
 
+    reading: Reading = "driver"
+
     def __init__(
         self,
         plan: Plan,
@@ -179,6 +184,7 @@ class Loopback:
         adversary: bool = False,
         seed: int = 0,
         observe: Callable[[Worker], None] | None = None,
+        compile: bool = False,
     ) -> None:
         self.plan = plan
         self.adversary = adversary
@@ -186,14 +192,29 @@ class Loopback:
         self.random = random.Random(seed)
         self.transport = LoopbackTransport()
         self.workers = [
-            Worker(plan, rank, bodies=bodies, transport=self.transport)
+            Worker(plan, rank, bodies=bodies, transport=self.transport, compile=compile)
             for rank in range(plan.mesh.size)
         ]
+        self.evaluating: list[Worker] = []
 
     def step(self, leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
+        return self._run(self.workers, leaves)
+
+    def evaluate(
+        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
+    ) -> list[dict[str, float]]:
+        """Run an evaluation of the plan on its live parameters."""
+        if not self.evaluating:
+            self.evaluating = [
+                Worker(plan, w.me.rank, bodies=bodies, transport=self.transport, shares=w)
+                for w in self.workers
+            ]
+        return self._run(self.evaluating, leaves)
+
+    def _run(self, workers: list[Worker], leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         engines = []
-        for worker in self.workers:
-            share = share_of(self.plan, leaves, worker.me.data_rank)
+        for worker in workers:
+            share = share_of(worker.plan, leaves, worker.me.data_rank)
             worker.load_batch({k: v.clone() for k, v in share.items()})
             engines.append(_Engine(worker, poison=self.adversary))
         try:
@@ -201,7 +222,7 @@ class Loopback:
                 self._drive(engines)
         finally:  # a step that failed leaves nothing for the next one
             self.transport.clear()
-        return [worker.results() for worker in self.workers]
+        return [worker.results() for worker in workers]
 
     def _drive(self, engines: list[_Engine]) -> None:
         favour: dict[tuple[int, int], float] = {}
@@ -224,11 +245,22 @@ class Loopback:
         if stuck:
             raise RunError("no rank can go on", details=[line for lines in stuck for line in lines])
 
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        for worker in self.workers:
+            worker.set_options(options)
+
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return [worker.tensors(kind) for worker in self.workers]
 
+    def memory(self) -> list[dict[str, int]]:
+        return [measured_bytes(worker) for worker in self.workers]
+
+    def describe(self) -> list[dict[str, str]]:
+        return [device_facts(worker.device) for worker in self.workers]
+
     def close(self) -> None:
         self.workers.clear()
+        self.evaluating.clear()
 
 
 class _Engine:
@@ -278,6 +310,7 @@ class _Engine:
             pending = self.worker.starts[index]()
             if pending is not None:
                 self.pending[index] = pending
+                self._poison_buffers(index)
                 return
         else:
             self.worker.write(index, self.pending.pop(index).finish())
@@ -286,6 +319,13 @@ class _Engine:
         self.complete.add(index)
         if self.tasks[index].kind == "read":
             self._dispatch()
+
+    def _poison_buffers(self, index: int) -> None:
+        """A communication may write its buffer from its start on, whoever still reads it."""
+        for slot in self.tasks[index].writes if self.poison else ():
+            if slot in self.worker.pooled:
+                tensor = self.worker.pooled[slot]
+                tensor.fill_(_poison(tensor.dtype))
 
     def _check_reads(self, index: int) -> None:
         for slot in self.tasks[index].reads:

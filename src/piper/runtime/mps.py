@@ -1,71 +1,146 @@
-"""Mps: NVIDIA's multi-process service, by which several ranks run on one card at the same time."""
+"""Mps: NVIDIA's multi-process service, so that ranks that share a GPU run side by side on it."""
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import subprocess
+import tempfile
+import time
 
 from piper.errors import RunError
 
 CONTROL = "nvidia-cuda-mps-control"
-START_SECONDS, QUIT_SECONDS = 20, 20
+START_SECONDS = 20
+QUIT_SECONDS = 20
+_PREFIX = "piper-mps-"
 
 
 class Mps:
-    """A service of our own, with its pipes and logs in `folder`; `close` ends it."""
+    """A daemon of our own, with its own folders; leaving the context ends it. Where the environment
+    names a daemon already (CUDA_MPS_PIPE_DIRECTORY), that one is used and left running.
 
-    def __init__(self, folder: str) -> None:
-        self.pipes = os.path.join(folder, "mps-pipes")
-        self.logs = os.path.join(folder, "mps-logs")
-        self.running = False
+    with Mps() as mps:
+        subprocess.Popen(command, env={**os.environ, **mps.env(percentage=25)})
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        self.parent = parent  # the folder of its folders
+        self.folder = ""  # of our own daemon
+        self._given: dict[str, str] = {}
+
+    def __enter__(self) -> Mps:
         if shutil.which(CONTROL) is None:
             raise RunError(
-                f"several ranks on one GPU need {CONTROL}, which this machine does not have",
-                legal="ranks_per_gpu=1, or a driver that brings MPS",
+                f"{CONTROL} is not on the PATH, so that ranks cannot share a GPU",
+                legal="install the NVIDIA driver's MPS, or one rank per GPU",
             )
-        for path in (self.pipes, self.logs):
-            os.makedirs(path, mode=0o700, exist_ok=True)
-        done = self._control(["-d"], "", START_SECONDS)
-        if done is None or done.returncode != 0:
-            reason = "it did not answer" if done is None else (done.stderr or done.stdout).strip()
-            raise RunError(
-                f"{CONTROL} did not start: {reason or f'exit code {done and done.returncode}'}",
-                legal="ranks_per_gpu=1",
-            )
-        self.running = True
+        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        if names[0] in os.environ:
+            self._given = {name: os.environ[name] for name in names if name in os.environ}
+            self._ask()
+            return self
+        self.folder = tempfile.mkdtemp(prefix=_PREFIX, dir=self.parent)
+        for name in ("pipe", "log"):
+            os.mkdir(os.path.join(self.folder, name))
+        try:
+            self._start()
+        except BaseException:
+            self._remove()
+            raise
+        return self
 
-    def env(self, percentage: int) -> dict[str, str]:
-        """What a process needs to take part, with a share of each card's multiprocessors."""
-        return {
-            "CUDA_MPS_PIPE_DIRECTORY": self.pipes,
-            "CUDA_MPS_LOG_DIRECTORY": self.logs,
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percentage),
+    def env(self, percentage: float | None = None) -> dict[str, str]:
+        """What a process needs to be a client, with at most a percentage of the multiprocessors."""
+        found = dict(self._given) or {
+            "CUDA_MPS_PIPE_DIRECTORY": os.path.join(self.folder, "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": os.path.join(self.folder, "log"),
         }
+        if percentage is not None:
+            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{percentage:g}"
+        return found
 
-    def close(self) -> None:
-        """End the service; the processes that used it have ended before."""
-        if self.running:
-            self.running = False
-            self._control([], "quit\n", QUIT_SECONDS)
+    def _start(self) -> None:
+        try:
+            done = self._control(["-d"], seconds=START_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RunError(f"{CONTROL} does not start: {error}") from None
+        if done.returncode != 0:
+            raise RunError(
+                f"{CONTROL} ended with exit code {done.returncode}", details=self._said(done)
+            )
+        self._ask()
+
+    def _ask(self) -> None:
+        """The daemon is up when it answers."""
+        try:
+            answer = self._control([], text="get_server_list\n", seconds=START_SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RunError(f"the daemon of {CONTROL} does not answer: {error}") from None
+        if answer.returncode != 0 or "cannot find mps control daemon" in answer.stdout.lower():
+            raise RunError(f"the daemon of {CONTROL} is not there", details=self._said(answer))
 
     def _control(
-        self, arguments: list[str], words: str, seconds: float
-    ) -> subprocess.CompletedProcess[str] | None:
-        environment = {
-            **os.environ,
-            "CUDA_MPS_PIPE_DIRECTORY": self.pipes,
-            "CUDA_MPS_LOG_DIRECTORY": self.logs,
-        }
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return subprocess.run(
-                [CONTROL, *arguments],
-                input=words,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
+        self, arguments: list[str], *, text: str = "", seconds: float
+    ) -> subprocess.CompletedProcess[str]:
+        # Output goes to a file: a daemon keeps what it inherits open, and a pipe would never end.
+        with tempfile.TemporaryFile("w+") as output:
+            done = subprocess.run(
+                [CONTROL, *arguments], env={**os.environ, **self.env()}, input=text, text=True,
+                stdout=output, stderr=subprocess.STDOUT, timeout=seconds, check=False,
+            )  # fmt: skip
+            output.seek(0)
+            return subprocess.CompletedProcess(done.args, done.returncode, output.read(), "")
+
+    def _said(self, done: subprocess.CompletedProcess[str]) -> list[str]:
+        """What the command printed and the last lines of the daemon's log."""
+        lines = done.stdout.strip().splitlines()
+        path = os.path.join(self.env().get("CUDA_MPS_LOG_DIRECTORY", ""), "control.log")
+        if os.path.exists(path):
+            with open(path, errors="replace") as log:
+                lines += log.read().strip().splitlines()[-5:]
+        return lines
+
+    def close(self) -> None:
+        """Quit the daemon, wait for its end, and remove its folders."""
+        self._given = {}
+        if not self.folder:
+            return
+        try:
+            self._control([], text="quit\n", seconds=QUIT_SECONDS)
+            deadline = time.monotonic() + QUIT_SECONDS
+            pid = os.path.join(self.folder, "pipe", "nvidia-cuda-mps-control.pid")
+            while os.path.exists(pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        except (OSError, subprocess.TimeoutExpired):
+            pass  # it does not answer: there is nothing more that we may end
+        finally:
+            self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = ""
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def clear_away(folder: str) -> None:
+    """Remove a pool's folder after its driver; a daemon with its pipes there is ended first, by a
+    process of its own, since it waits for the processes that use it."""
+    with contextlib.suppress(OSError):
+        os.mkdir(os.path.join(folder, "ended"))  # only one rank can, and the folder is still there
+        pipes = glob.glob(os.path.join(folder, f"{_PREFIX}*", "pipe"))
+        if pipes and shutil.which(CONTROL):
+            subprocess.Popen(
+                ["sh", "-c", f'echo quit | {CONTROL}; rm -rf "$0"', folder],
+                env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipes[0]},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
-        return None
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,64 +1,83 @@
-"""The main function of a worker process: connect to the driver, then do as it asks."""
+"""The main function of a worker process: do as the driver asks, and end with it."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
-from multiprocessing.connection import Client
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
-from piper.runtime.board import Board
-from piper.runtime.member import Member, join, leave
+from piper.runtime.board import PULSE, Board
+from piper.runtime.member import Member, leave, told
 from piper.runtime.messages import receive, send
+from piper.runtime.mps import clear_away
 
 LOOK_SECONDS = 0.5
+_ending = threading.Lock()
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int, descriptor: int, folder: str, make: Callable[..., Member] = Member) -> None:
+    """Serve `rank`; the driver is at the other end of the socket `descriptor`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, who then ends us
+    os.set_inheritable(descriptor, False)
     torch.set_num_threads(1)
-    with open(os.path.join(folder, "settings.json")) as file:
-        settings = json.load(file)
-    key = bytes.fromhex(os.environ.pop("PIPER_KEY"))
-    num_ranks, device = settings["num_ranks"], settings["devices"][rank]
-    board = Board(num_ranks, os.path.join(folder, "board"))
-    connection = Client(os.path.join(folder, "driver"), authkey=key)
-    member = Member(rank, device=device, cells=board.cells(rank))
-    _watch(member, settings["driver"], folder)
-    store = os.path.join(folder, "store")
-    send(connection, {"rank": rank, "pid": os.getpid(), "device": device})
-    join(rank, num_ranks, init_method=f"file://{store}", timeout=settings["timeout"])
     try:
+        with open(os.path.join(folder, "settings.json")) as file:
+            settings = json.load(file)
+        board = Board(settings["num_ranks"], os.path.join(folder, "board"))
+    except FileNotFoundError:
+        os._exit(1)  # the driver was gone before we began, and another rank has cleared up
+    members: list[Member] = []
+    _watch(board.cells(rank), members, settings["driver"], folder)
+    connection: Connection[Any, Any] = Connection(descriptor)
+    try:
+        try:
+            device = settings["devices"][rank]
+            members.append(make(rank, device=device, cells=board.cells(rank)))
+        except Exception as error:
+            send(connection, ("error", told(error, "start")))
+        else:
+            send(connection, ("ok", {"pid": os.getpid(), "device": device}))
         while True:
             name, payload = receive(connection)
             if name == "close":
                 break
-            send(connection, member.answer(name, payload))
+            send(connection, members[0].answer(name, payload))
     except (EOFError, ConnectionError):
-        pass  # the driver is gone
-    finally:
-        leave()
+        _end_alone(folder)
+    leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter's own end takes as long as its start
 
 
-def _watch(member: Member, driver: int, folder: str) -> None:
-    """Beside the work: end with the driver, whatever this rank is waiting for, and say what that is."""
+def _watch(cells: memoryview, members: list[Member], driver: int, folder: str) -> None:
+    """Beside the work: show that this process runs, note what it waits for, and end with the driver."""
 
     def look() -> None:
         while os.getppid() == driver:
+            cells[PULSE] += 1
+            for member in members:
+                member.look()
             time.sleep(LOOK_SECONDS)
-            member.look()
-        if member.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
+        _end_alone(folder)
 
     threading.Thread(target=look, daemon=True, name="piper-watch").start()
 
 
+def _end_alone(folder: str) -> None:
+    """The driver is gone: clear up after it, and end whatever this rank is waiting for."""
+    with _ending:  # whichever thread comes first
+        clear_away(folder)
+        os._exit(1)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

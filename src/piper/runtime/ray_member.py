@@ -8,14 +8,18 @@ import os
 import pickle
 import socket
 import struct
+import threading
+import time
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from piper.runtime.board import NOTHING
-from piper.runtime.member import Member, join, leave
+from piper.runtime.board import PULSE, Board, clear
+from piper.runtime.member import Member, leave, told
+from piper.runtime.process import LOOK_SECONDS
 
 _SIOCGIFADDR = 0x8915  # Linux: the address of a network interface
 
@@ -26,47 +30,69 @@ class RayMember:
     def __init__(self, rank: int, ip: str) -> None:
         self.rank = rank
         self.ip = ip
+        self.cells = Board(1).cells(0)
+        clear(self.cells)
         self.member: Member | None = None
+        torch.set_num_threads(1)
+        interface = interface_of(ip)
+        if interface:  # else gloo takes that of the host's name, which others may not reach
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+        threading.Thread(target=self._watch, daemon=True, name="piper-watch").start()
+
+    def answer(self, message: bytes) -> bytes:
+        """What a command gave, and where this rank is."""
+        name, payload = pickle.loads(message)
+        if self.member is None:
+            status, found = self._start(payload)
+        else:
+            status, found = self.member.answer(name, payload)
+        return pickle.dumps((status, found, self.where()), protocol=pickle.HIGHEST_PROTOCOL)
+
+    def _start(self, device: str) -> tuple[str, Any]:
+        try:
+            self.member = MeetingMember(self.rank, self.ip, device=device, cells=self.cells)
+        except Exception as error:
+            return "error", told(error, "start")
+        return "ok", os.getpid()
+
+    def where(self) -> list[int]:
+        return self.cells.tolist()
+
+    def leave(self) -> None:
+        leave()
+
+    def _watch(self) -> None:
+        """Beside the work: show that this process runs, and note what it waits for."""
+        while True:
+            self.cells[PULSE] += 1
+            if self.member is not None:
+                self.member.look()
+            time.sleep(LOOK_SECONDS)
+
+
+class MeetingMember(Member):
+    """A Member whose ranks share no folder: they meet at a store that rank 0 serves."""
+
+    def __init__(self, rank: int, ip: str, *, device: str, cells: memoryview) -> None:
+        super().__init__(rank, device=device, cells=cells)
+        self.ip = ip
         self.store: dist.TCPStore | None = None
 
-    def process(self) -> int:
-        return os.getpid()
-
     def open(self, seconds: float) -> int:
-        """Serve the store at which all ranks meet; its port."""
+        """Serve the store, if this is rank 0; its port."""
+        if self.rank != 0:
+            return 0
         wait = timedelta(seconds=seconds)
         self.store = dist.TCPStore(self.ip, 0, None, True, wait, wait_for_workers=False)
         return self.store.port
 
-    def join(self, num_ranks: int, device: str, meet: tuple[str, int], seconds: float) -> None:
-        torch.set_num_threads(1)
-        interface = interface_of(self.ip)
-        if (
-            interface is not None
-        ):  # else gloo takes the one of the host's name, which others may not reach
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-        store = self.store or dist.TCPStore(
-            *meet, None, False, timedelta(seconds=seconds), wait_for_workers=False
-        )
-        join(self.rank, num_ranks, store=store, timeout=seconds)
-        self.member = Member(self.rank, device=device)
-
-    def answer(self, message: bytes) -> bytes:
-        assert self.member is not None
-        name, payload = pickle.loads(message)
-        answer = self.member.answer(name, payload)
-        return pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
-
-    def where(self) -> tuple[int, int, int]:
-        if self.member is None:
-            return 0, NOTHING, NOTHING
-        self.member.look()
-        step, task, waits = self.member.cells[:3]
-        return step, task, waits
-
-    def leave(self) -> None:
-        leave()
+    def join(self, payload: Mapping[str, Any]) -> str:
+        settings = dict(payload)
+        host, port = settings.pop("meet")
+        wait = timedelta(seconds=settings["timeout"])
+        store = self.store or dist.TCPStore(host, port, None, False, wait, wait_for_workers=False)
+        return super().join({**settings, "store": store})
 
 
 def interface_of(ip: str) -> str | None:

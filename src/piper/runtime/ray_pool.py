@@ -7,27 +7,24 @@ import math
 import pickle
 import re
 import time
+from collections.abc import Collection
 from typing import Any
 
 from piper.errors import RunError
 from piper.mesh import Mesh
-from piper.runtime.board import STEP, TASK, WAITS, Board
-from piper.runtime.failure import CAUSES, Failure
-from piper.runtime.local import GRACE_SECONDS, LOAD_SECONDS, LOOK_SECONDS, Patience, Report
+from piper.runtime.board import Board
+from piper.runtime.failure import Failure, as_error, first_cause
+from piper.runtime.local import GRACE_SECONDS, LOOK_SECONDS, Report
+from piper.runtime.patience import START_SECONDS, Patience
 from piper.runtime.placement import assign, check_axes
 from piper.runtime.pool_run import Message
 from piper.runtime.ray_cluster import connect, load_ray
 from piper.runtime.ray_member import RayMember
 
 PLACE_SECONDS = 60.0
-START_SECONDS = 120.0
 EXIT_SECONDS = 10.0
 RESTARTS, RESTART_SECONDS = 3, 2.0
 LOST_SECONDS = 20.0  # Ray sees the end of a node later than the ranks that were connected to it
-
-
-class _StartError(RunError):
-    """A rank that ended while it started."""
 
 
 class RayPool:
@@ -64,7 +61,8 @@ class RayPool:
         self.board = Board(num_ranks)  # as far as it was looked at
         self.actors: list[Any] = []
         self.processes: list[int] = []
-        self.nodes: list[str] = []  # per rank
+        self.nodes: list[str] = []  # per rank, as are their addresses
+        self.ips: list[str] = []
         self._resources = {"CPU": num_cpus} | ({"GPU": 1} if device == "cuda" else {})
         self._group: Any = None
         self._looks: dict[int, Any] = {}
@@ -73,6 +71,9 @@ class RayPool:
         try:
             self._reserve()
             self._start()
+        except Failure as failure:
+            self.close(kill=True)
+            raise as_error(failure, {}) from None
         except BaseException:
             self.close(kill=True)
             raise
@@ -104,48 +105,28 @@ class RayPool:
         return bundles, {n["NodeID"]: n["NodeManagerAddress"] for n in self.ray.nodes()}
 
     def _start(self) -> None:
+        """One actor per rank, which meet."""
         bundles, addresses = self._place()
         actor = self.ray.remote(concurrency_groups={"watch": 1})(RayMember)
-        strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        ips = [addresses[node] for node in self.nodes]
+        place = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        self.ips = [addresses[node] for node in self.nodes]
         self.actors = [
             actor.options(
                 num_cpus=self._resources["CPU"],
                 num_gpus=self._resources.get("GPU", 0),
-                scheduling_strategy=strategy(
-                    self._group, placement_group_bundle_index=bundles[rank]
-                ),
-            ).remote(rank, ips[rank])
-            for rank in range(self.num_ranks)
+                scheduling_strategy=place(self._group, placement_group_bundle_index=bundle),
+            ).remote(rank, ip)
+            for rank, (bundle, ip) in enumerate(zip(bundles, self.ips, strict=True))
         ]
-        self.processes = self._begin([a.process.remote() for a in self.actors])
-        for rank, process in enumerate(self.processes):
-            self.report(
-                rank, f"is up: process {process} on node {self.nodes[rank][:8]} ({ips[rank]})"
-            )
-        device = (
-            "cuda:0" if self.device == "cuda" else self.device
-        )  # Ray shows an actor its own card
-        (port,) = self._begin([self.actors[0].open.remote(START_SECONDS)])
-        join = (self.num_ranks, device, (ips[0], port), START_SECONDS)
-        self._begin([a.join.remote(*join) for a in self.actors])
-
-    def _begin(self, references: list[Any]) -> list[Any]:
-        """What each rank answers while it starts."""
-        deadline = time.monotonic() + START_SECONDS
-        found: dict[int, Any] = {}
-        ranks = {reference: rank for rank, reference in enumerate(references)}
-        while ranks:
-            ready, _ = self.ray.wait(list(ranks), timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                missing = sorted(ranks.values())
-                raise RunError(f"ranks {missing} did not start within {START_SECONDS:g} s")
-            rank = ranks.pop(ready[0])
-            status, found[rank] = self._get(ready[0])
-            if status != "ok":
-                reason = found[rank].get("reason") or found[rank]["error"]
-                raise _StartError(f"rank {rank} ended at its start: {reason}")
-        return [found[rank] for rank in range(len(references))]
+        device = self.device if self.device == "cpu" else "cuda:0"  # Ray shows each its own card
+        self.processes = self.ask([("start", device)] * self.num_ranks)
+        port, *_ = self.ask([("open", START_SECONDS)] * self.num_ranks)
+        joining = {
+            "num_ranks": self.num_ranks,
+            "timeout": START_SECONDS,
+            "meet": (self.ips[0], port),
+        }
+        self.ask([("join", joining)] * self.num_ranks)
 
     @property
     def alive(self) -> bool:
@@ -156,7 +137,6 @@ class RayPool:
         if not self.alive:
             raise RunError("the actors have ended", legal="pool.restart(), or launch again")
         try:
-            self.board.clear()
             sent: dict[int, Any] = {}  # equal messages travel once
             for message in messages:
                 if id(message) not in sent:
@@ -173,49 +153,63 @@ class RayPool:
     def _collect(self, ranks: dict[Any, int], command: str) -> list[Any]:
         answers: dict[int, Any] = {}
         failures: list[Failure] = []
-        patience = Patience(self.board, self.timeout if command == "step" else LOAD_SECONDS)
-        deadline = float("inf")
+        patience = Patience.of(self.board, command, self.timeout)
+        deadline, looked = float("inf"), time.monotonic()
+        self._looks.clear()
         while ranks and time.monotonic() < deadline:
             ready, _ = self.ray.wait(list(ranks), timeout=LOOK_SECONDS)
             for reference in ready:
                 rank = ranks.pop(reference)
-                status, answers[rank] = self._answer(reference)
+                status, answers[rank] = self._answer(rank, reference)
                 if status != "ok":
-                    answers[rank].setdefault("command", command)
-                    failures.append(Failure(status, rank, answers[rank]))
+                    facts = {"command": command, **answers[rank]}
+                    failures.append(Failure(status, rank, facts))
                     wait = LOST_SECONDS if status == "lost" else GRACE_SECONDS
                     deadline = min(deadline, time.monotonic() + wait)
-            if not ready:
-                self._look()
-            if not failures and patience.over():
-                facts = {"seconds": patience.seconds, "command": command}
-                failures.append(Failure("hangs", -1, facts))
+                elif command == "start":
+                    self._report_up(rank, answers[rank])
+            if ranks and time.monotonic() - looked >= LOOK_SECONDS:
+                self._look(ranks.values())
+                looked = time.monotonic()
+            hang = patience.over(ranks.values())
+            if hang and not failures:
+                failures.append(Failure("hangs", -1, {**hang, "command": command}))
                 break
         if failures:
-            self._look()
-            failure = min(failures, key=lambda f: (CAUSES.index(f.kind), f.rank))
-            failure.board = self.board.snapshot()
-            raise failure
+            self._look(ranks.values())
+            raise first_cause(failures, self.board.snapshot())
         return [answers[rank] for rank in range(self.num_ranks)]
 
-    def _look(self) -> None:
-        """Note where the ranks are. One that does not answer stays where it was seen last."""
-        for rank, actor in enumerate(self.actors):
-            if rank not in self._looks:
-                where = actor.where.options(concurrency_group="watch")
-                self._looks[rank] = where.remote()
-        ready, _ = self.ray.wait(
-            list(self._looks.values()), num_returns=len(self._looks), timeout=LOOK_SECONDS
-        )
-        for rank in [r for r, reference in self._looks.items() if reference in ready]:
-            status, where = self._get(self._looks.pop(rank))
-            if status == "ok":
-                cells = self.board.cells(rank)
-                cells[STEP], cells[TASK], cells[WAITS] = where
+    def _report_up(self, rank: int, process: int) -> None:
+        node = f"{self.nodes[rank][:8]} ({self.ips[rank]})"
+        self.report(rank, f"is up: process {process} on node {node}")
 
-    def _answer(self, reference: Any) -> tuple[Any, Any]:
+    def _look(self, waiting: Collection[int]) -> None:
+        """Note where ranks are. One that does not answer stays where it was seen last."""
+        for rank in waiting:
+            if rank not in self._looks:
+                where = self.actors[rank].where.options(concurrency_group="watch")
+                self._looks[rank] = where.remote()
+        looks = {self._looks[rank]: rank for rank in waiting}
+        if not looks:
+            return
+        ready, _ = self.ray.wait(list(looks), num_returns=len(looks), timeout=LOOK_SECONDS)
+        for reference in ready:
+            status, where = self._get(self._looks.pop(looks[reference]))
+            if status == "ok":
+                self._note(looks[reference], where)
+
+    def _note(self, rank: int, where: list[int]) -> None:
+        cells = self.board.cells(rank)
+        for field, number in enumerate(where):
+            cells[field] = number
+
+    def _answer(self, rank: int, reference: Any) -> tuple[Any, Any]:
         status, found = self._get(reference)
-        return pickle.loads(found) if status == "ok" else (status, found)
+        if status == "ok":
+            status, found, where = pickle.loads(found)
+            self._note(rank, where)
+        return status, found
 
     def _get(self, reference: Any) -> tuple[Any, Any]:
         """What a call gave, or how it failed."""
@@ -236,10 +230,9 @@ class RayPool:
             try:
                 self._start()
                 return
-            except BaseException as error:
-                self._end(kill=True)
-                if not left or not isinstance(error, _StartError):
-                    raise
+            except Failure as failure:
+                if not left or failure.kind != "died":
+                    raise as_error(failure, {}) from None
             time.sleep(RESTART_SECONDS)  # until Ray knows that a node is gone, and has another one
 
     def _end(self, *, kill: bool) -> None:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from piper.bodies.leaves import batch_constants, batch_leaves
+from piper.errors import RunError
 from piper.plan.types import Plan
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_KEPT = (
+    "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "generator",
+    "multiprocessing_context", "prefetch_factor", "persistent_workers",
+)  # fmt: skip
 
 
 def share_of(plan: Plan, leaves: Mapping[str, Tensor], data_rank: int) -> dict[str, Tensor]:
@@ -16,3 +30,94 @@ def share_of(plan: Plan, leaves: Mapping[str, Tensor], data_rank: int) -> dict[s
         rows = leaf.shape[0] // plan.num_data_ranks
         found[name] = leaf[data_rank * rows : (data_rank + 1) * rows]
     return found
+
+
+def checked_leaves(plan: Plan, batch: Any, *, parts: int = 1) -> dict[str, Tensor]:
+    """The tensors of a batch, or of one of its `parts`, if they are like those of the example batch."""
+    leaves = batch_leaves(batch)
+    for name, wanted in plan.batch.items():
+        if name not in leaves:
+            raise RunError(f"the batch has no {name}", legal=", ".join(plan.batch))
+        leaf, shape = leaves[name], (wanted.shape[0] // parts, *wanted.shape[1:])
+        dtype = str(leaf.dtype).removeprefix("torch.")
+        cast = wanted.dtype == "bfloat16" and leaf.is_floating_point()
+        if tuple(leaf.shape) != shape or (dtype != wanted.dtype and not cast):
+            part = f", one of {parts} shares of the example batch" if parts > 1 else ""
+            raise RunError(
+                f"{name} is {dtype}{list(leaf.shape)}",
+                legal=f"{wanted.dtype}{list(shape)}{part or ', as in the example batch'}",
+            )
+    given, traced = batch_constants(batch), plan.batch_constants
+    if given != traced:
+        name = next(n for n in (*traced, *given) if given.get(n) != traced.get(n))
+        raise RunError(
+            f"{name} is {given.get(name, 'missing')}, but it was traced as "
+            f"{traced.get(name, 'missing')}",
+            legal="what changes from step to step as a tensor",
+        )
+    return leaves
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of every global batch that data rank `rank` of `num_ranks` reads."""
+
+    rank: int
+    num_ranks: int
+    seed: int = 0
+
+    def rows(self, size: int) -> slice:
+        """Which samples of a global batch of `size`."""
+        if size % self.num_ranks:
+            raise RunError(
+                f"a batch of {size} samples for {self.num_ranks} data ranks",
+                legal=f"a multiple of {self.num_ranks}; DataLoader(..., drop_last=True)",
+            )
+        rows = size // self.num_ranks
+        return slice(self.rank * rows, (self.rank + 1) * rows)
+
+    def of(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """A loader of this share of the global batches of `loader`; no other samples are read.
+
+        Every rank sees the batches in the same order: a sampler that shuffles without a generator of
+        its own is given one with the share's seed.
+        """
+        from torch.utils.data import DataLoader, IterableDataset
+
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            what = "an IterableDataset" if loader.batch_sampler is not None else "batch_size=None"
+            raise RunError(
+                f"a DataLoader with {what} cannot skip the samples of other ranks",
+                legal="a map-style dataset with batch_size=..., or a data function that yields this "
+                "rank's rows itself",
+            )
+        options = {name: getattr(loader, name) for name in _KEPT}
+        sampler = _Rows(_seeded(loader.batch_sampler, self.seed), self)
+        return DataLoader(loader.dataset, batch_sampler=sampler, **options)
+
+
+class _Rows:
+    """A sampler of batches: of each batch of another one, the rows of a share."""
+
+    def __init__(self, batches: Any, share: Share) -> None:
+        self.batches = batches
+        self.share = share
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for indexes in self.batches:
+            found = list(indexes)
+            yield found[self.share.rows(len(found))]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _seeded(batches: Any, seed: int) -> Any:
+    """A copy of a sampler of batches that draws the same order in every process."""
+    sampler: Any = getattr(batches, "sampler", None)
+    if getattr(sampler, "generator", 0) is not None:
+        return batches  # it does not draw, or has a generator of its own
+    batches, sampler = copy.copy(batches), copy.copy(sampler)
+    sampler.generator = torch.Generator().manual_seed(seed)
+    batches.sampler = sampler
+    return batches

@@ -46,4 +46,4 @@ class Transport(Protocol):
         into: Tensor | None,
     ) -> Pending:
         """Begin. `splits` are the rows to send to and to receive from each rank of the group; results
-        may be written to `into`, memory that stays."""
+        may be written to `into`, memory that stays, from now on."""

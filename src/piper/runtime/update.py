@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from piper.errors import PlanError
+from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import Optimizer
+from piper.runtime.factory import make_optimizer
 
 
 class Updater:
-    """Steps `params` in place. Low-precision parameters have masters of the gradients' dtype."""
+    """Steps `params` in place. Low-precision parameters have masters of the gradients' dtype, which
+    start from what `exact` has for them, else from the parameters."""
 
-    def __init__(self, optimizer: Optimizer, params: list[Tensor]) -> None:
-        self.masters = [torch.nn.Parameter(_master(param)) for param in params]
+    def __init__(
+        self, optimizer: Optimizer, params: list[Tensor], exact: list[Tensor | None]
+    ) -> None:
+        self.masters = [
+            torch.nn.Parameter(_master(param, value))
+            for param, value in zip(params, exact, strict=True)
+        ]
         pairs = zip(params, self.masters, strict=True)
         self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
-        make = getattr(torch.optim, optimizer.name)
-        self.optimizer = make(self.masters, **optimizer.options)
+        self.optimizer = make_optimizer(optimizer, self.masters)
         # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
         self.spoils = bool(optimizer.options.get("nesterov"))
         self._before: list[tuple[Tensor, Tensor]] | None = None
@@ -38,6 +45,17 @@ class Updater:
         for master, grad in zip(self.masters, grads, strict=True):
             master.grad = grad
         self._take(scale)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """From the next step on, take these arguments instead of the plan's."""
+        (group,) = self.optimizer.param_groups
+        legal = [key for key in self.optimizer.defaults if key in group]
+        for key, value in options.items():
+            if key not in legal:
+                raise RunError(
+                    f"{type(self.optimizer).__name__} has no {key!r}", legal=", ".join(legal)
+                )
+            group[key] = value
 
     def keep(self) -> None:
         """Remember everything that the next step changes."""
@@ -74,24 +92,14 @@ class Updater:
             torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise unless torch takes the optimizer's arguments."""
-    try:
-        getattr(torch.optim, optimizer.name)([torch.zeros(1)], **optimizer.options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PlanError(
-            f"{optimizer.name} does not take {optimizer.options}: {error}",
-            legal=f"the arguments of torch.optim.{optimizer.name}",
-        ) from None
-
-
 def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tensor:
     """What gradients are multiplied by so that their norm is at most `largest`, as torch does."""
     norm = squares.sqrt() / divisor
     return (largest / (norm + 1e-6)).clamp(max=1.0)
 
 
-def _master(param: Tensor) -> Tensor:
+def _master(param: Tensor, exact: Tensor | None) -> Tensor:
     """The parameter itself where its dtype is wide enough, else a wide copy."""
     name = str(param.dtype).removeprefix("torch.")
-    return param.detach().to(getattr(torch, accumulation_dtype(name)))
+    value = param.detach() if exact is None else exact
+    return value.to(param.device, getattr(torch, accumulation_dtype(name)))

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.bodies.store import load
 from piper.errors import RunError
+from piper.ir.values import accumulation_dtype
 from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
 from piper.runtime.board import STEP, Board
+from piper.runtime.buffers import pooled_tensors
 from piper.runtime.device_order import DeviceOrder
+from piper.runtime.functions import body_functions
 from piper.runtime.host_order import HostOrder
 from piper.runtime.keys import Keys
 from piper.runtime.transport import Exchange, Pending, Transport
@@ -22,6 +24,7 @@ from piper.runtime.update import Updater, clip_scale
 from piper.runtime.weights import initial_value
 
 Start = Callable[[], Pending | None]
+_MODEL = ("param", "flat", "shard", "buffer")
 
 
 class Worker:
@@ -41,6 +44,8 @@ class Worker:
         transport: Transport,
         device: str = "cpu",
         cells: memoryview | None = None,
+        shares: Worker | None = None,
+        compile: bool = False,
     ) -> None:
         self.plan = plan
         self.cells = Board(1).cells(0) if cells is None else cells
@@ -55,11 +60,16 @@ class Worker:
         for index, slot in enumerate(self.me.slots):
             if slot.base >= 0:
                 self._parts[slot.base].append(index)
+        self.pooled: dict[int, Tensor] = {}  # slot -> its shape of a buffer that it shares
         self.updaters: dict[int, Updater] = {}  # per bucket
         self.keys = Keys(plan, self.me, self.device)
-        self._fill_model(bodies)
-        used = {task.body for task in self.me.tasks if task.body}
-        self._functions = {body: load(bodies[body]) for body in used}
+        self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
+        if shares is None:
+            self._fill_model(bodies)
+        else:
+            self._share_model(shares)
+        self._fill_constants()
+        self._functions = body_functions(self.me, bodies, device=device, compile=compile)
         prepare = {
             "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
             "update": self._update, "settle": self._settle, "send": self._exchange,
@@ -67,23 +77,58 @@ class Worker:
             "reduce_scatter": self._exchange, "all_gather": self._exchange,
         }  # fmt: skip
         self.starts: list[Start] = [prepare[task.kind](task) for task in self.me.tasks]
+        self._wide.clear()
         self.order = DeviceOrder(self) if self.device.type == "cuda" else HostOrder(self)
 
     def _fill_model(self, bodies: Mapping[str, str]) -> None:
         for index, slot in enumerate(self.me.slots):
             if slot.kind in ("param", "buffer") and slot.base < 0:
-                value = self._initial(slot.source, slot.split_over, bodies)
-                self._set(index, value.to(self.device))
+                self._fill(index, self._initial(slot.source, slot.split_over, bodies))
             elif slot.kind == "flat":
-                self._set(index, self._initial_bucket(slot.bucket, bodies).to(self.device))
+                self._fill(index, self._initial_bucket(slot.bucket, bodies))
             elif slot.kind == "shard" and slot.base < 0:
                 part, parts = self.me.part_of(slot, self.plan.mesh)
                 whole = self._initial_bucket(slot.bucket, bodies)
-                self._set(index, whole.chunk(parts)[part].clone().to(self.device))
-            elif slot.kind == "grad":
+                self._fill(index, whole.chunk(parts)[part].clone())
+
+    def _fill(self, index: int, value: Tensor) -> None:
+        """A tensor of the model; what a narrower dtype loses of it is kept for masters."""
+        dtype = getattr(torch, self.me.slots[index].dtype)
+        self._set(index, value.to(self.device, dtype))
+        if value.dtype != dtype:
+            self._wide[index] = value
+
+    def _wide_of(self, index: int) -> Tensor | None:
+        """The initial value of a parameter, or of a rank's part of several, before it was narrowed."""
+        slot = self.me.slots[index]
+        if slot.base < 0 or slot.base not in self._wide:
+            return self._wide.get(index)
+        part, parts = self.me.part_of(slot, self.plan.mesh)
+        return self._wide[slot.base].chunk(parts)[part].clone()
+
+    def _share_model(self, other: Worker) -> None:
+        """Hold the same tensors of the model as another worker."""
+        theirs = {slot.name: i for i, slot in enumerate(other.me.slots) if slot.kind in _MODEL}
+        for index, slot in enumerate(self.me.slots):
+            if slot.kind in _MODEL and slot.base < 0:
+                known = theirs.get(slot.name, -1)
+                has = other.me.slots[known] if known >= 0 else None
+                if has is None or (has.shape, has.dtype) != (slot.shape, slot.dtype):
+                    raise RunError(
+                        f"rank {self.me.rank}: {slot.name} is {slot.dtype}{list(slot.shape)}, but "
+                        "the worker it is shared with has "
+                        + (f"{has.dtype}{list(has.shape)}" if has else "none"),
+                        legal="a plan and its own evaluation",
+                    )
+                self._set(index, other.slots[known])
+
+    def _fill_constants(self) -> None:
+        for index, slot in enumerate(self.me.slots):
+            if slot.kind == "grad":
                 self._set(index, self._empty(slot).zero_())
             elif slot.kind == "constant":
                 self._set(index, self._empty(slot).fill_(float(slot.source)))
+        self.pooled = pooled_tensors(self.me.slots, self.device)
 
     def _initial(
         self, source: str, split_over: tuple[str, ...], bodies: Mapping[str, str]
@@ -94,7 +139,8 @@ class Worker:
 
     def _initial_bucket(self, number: int, bodies: Mapping[str, str]) -> Tensor:
         bucket = self.plan.buckets[number]
-        flat = torch.zeros(bucket.size, dtype=getattr(torch, bucket.dtype))
+        dtype = accumulation_dtype(bucket.dtype)
+        flat = torch.zeros(bucket.size, dtype=getattr(torch, dtype))
         for name, start in zip(bucket.params, bucket.offsets, strict=True):
             value = self._initial(name, bucket.split_over, bodies)
             flat[start : start + value.numel()] = value.flatten()
@@ -207,7 +253,12 @@ class Worker:
 
     def _update(self, task: Task) -> Start:
         bucket = self.plan.buckets[task.bucket]
-        updater = Updater(self.plan.optimizer, [self.slots[i] for i in task.writes[:-1]])
+        stepped = task.writes[:-1]
+        updater = Updater(
+            self.plan.optimizer,
+            [self.slots[i] for i in stepped],
+            [self._wide_of(i) for i in stepped],
+        )
         self.updaters[task.bucket] = updater
         (flat, *more) = task.reads
         norm = more.pop() if task.clip is not None else None
@@ -249,11 +300,12 @@ class Worker:
         (source, *_) = [i for i in task.reads if i not in hosts] or [-1]
         stays = [i for i in task.writes if self.me.slots[i].kind in PERSISTENT]
         target = stays[0] if stays and self.me.slots[stays[0]].base < 0 else -1
+        (place,) = [self.pooled[i] for i in task.writes if i in self.pooled] or [None]
 
         def start() -> Pending:
             splits = self.slots[hosts[0]] if hosts else None
             tensor = self.slots[source] if source >= 0 else None
-            into = self.slots[target] if target >= 0 else None
+            into = self.slots[target] if target >= 0 else place
             return self.transport.start(exchange, tensor, splits, into)
 
         return start
@@ -267,12 +319,18 @@ class Worker:
             leaf = leaves[slot.source]
             rows = leaf.shape[0] // num
             part = leaf[slot.microbatch * rows : (slot.microbatch + 1) * rows]
-            self.slots[index] = part.to(self.device).contiguous()
+            dtype = getattr(torch, slot.dtype) if part.is_floating_point() else part.dtype
+            self.slots[index] = part.to(self.device, dtype).contiguous()
         self.keys.load(self.slots)
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """From the next step on, optimizers have these values, such as {"lr": 3e-4}."""
+        for updater in self.updaters.values():
+            updater.set_options(options)
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step; the loss and count of the whole batch."""
-        self.cells[STEP] += 1
+        self.cells[STEP] = self.keys.step + 1
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()
@@ -282,13 +340,17 @@ class Worker:
         """Fill what a communication wrote; what stays keeps its memory, in which others have a part."""
         whole = [slot for slot in self.me.tasks[index].writes if self.me.slots[slot].base < 0]
         for slot, result in zip(whole, results, strict=True):
-            if self.me.slots[slot].kind not in PERSISTENT:
+            if slot in self.pooled:
+                place = self.slots[slot] = self.pooled[slot]
+                if result is not place:
+                    place.copy_(result)
+            elif self.me.slots[slot].kind not in PERSISTENT:
                 self._set(slot, result)
             elif result is not self.slots[slot]:
                 self.slots[slot].copy_(result)
 
     def free(self, slot: int) -> None:
-        """Forget a slot's tensor; communication under way keeps what it needs."""
+        """Forget a slot's tensor, not a buffer; communication under way keeps what it needs."""
         self.slots[slot] = None
         for part in self._parts.get(slot, ()):
             self.slots[part] = None
@@ -300,7 +362,10 @@ class Worker:
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
         """What this rank holds of a kind: buffers, and parameters that are whole here, by their name in
-        the model; parts and gradients of buckets by `$` and the bucket's."""
+        the model; parts and gradients of buckets by `$` and the bucket's. `master` are parameters, or
+        the rank's parts of buckets, as optimizers hold them."""
+        if kind == "master":
+            return self._masters()
         found = {}
         for index, slot in enumerate(self.me.slots):
             whole = slot.base < 0 or self.me.slots[slot.base].kind == "flat"
@@ -308,6 +373,14 @@ class Worker:
                 found[slot.source] = self.slots[index]
             elif slot.kind == ("shard" if kind == "param" else kind) and slot.base < 0:
                 found[f"${self.plan.buckets[slot.bucket].name}"] = self.slots[index]
+        return found
+
+    def _masters(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for number, updater in self.updaters.items():
+            bucket, values = self.plan.buckets[number], [m.detach() for m in updater.masters]
+            names = [f"${bucket.name}"] if bucket.over else bucket.params
+            found.update(zip(names, values, strict=True))
         return found
 
 

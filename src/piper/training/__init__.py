@@ -1,1 +1,1 @@
-"""Training: so far, a job's training compared with one device's."""
+"""Training: the loop, what it reads and prints; a job compared with one device; the doctor."""

@@ -59,7 +59,7 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
     """
     plan, source = job.plan, job.source
     model = source.make_model()
-    _load_initial(model, job)
+    load_initial(model, job)
     params = {plain_name(name): param for name, param in model.named_parameters()}
     optimizer = getattr(torch.optim, plan.optimizer.name)(
         list(params.values()), **plan.optimizer.options
@@ -132,7 +132,8 @@ def _note(errors: Errors, what: str, error: float, where: str) -> None:
         errors.worst[what] = where
 
 
-def _load_initial(model: nn.Module, job: Job) -> None:
+def load_initial(model: nn.Module, job: Job) -> None:
+    """Give a module the weights that the job's ranks start from."""
     named = (*model.named_buffers(), *model.named_parameters())
     tensors = {plain_name(name): tensor for name, tensor in named}
     with torch.no_grad():

@@ -1,0 +1,267 @@
+"""Long-lived processes that run torch's own variants on command; started and asked by the benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch_variants import Ranked, Step, alone, make, plain
+from transformer import Batch, Sizes, make_batch
+
+from piper.api.job import Job
+from piper.bodies.leaves import batch_leaves
+from piper.plan.types import bind, plan_from_json
+from piper.runtime.messages import receive, send
+from piper.runtime.null import NullTransport
+from piper.runtime.profile import profiled
+from piper.runtime.shares import share_of
+from piper.runtime.weights import initial_value
+from piper.runtime.worker import Worker
+
+ANSWER_SECONDS = 300
+BATCHES = 4  # distinct batches, used in turn
+
+
+def batches(sizes: Sizes, device: torch.device | str = "cpu") -> list[Batch]:
+    found = [make_batch(sizes, seed) for seed in range(BATCHES)]
+    return [{k: v.to(device) for k, v in batch.items()} for batch in found]
+
+
+def _mean(losses: list[float]) -> float:
+    """Of the ranks that have one; a floor has none."""
+    return statistics.fmean(losses) if losses else float("nan")
+
+
+class TorchRanks:
+    """The driver's end of some processes; `env` is what each has beside ours, and `pinned` ones have a
+    core each."""
+
+    def __init__(
+        self, num_ranks: int, *, device: str = "cpu", env: list[dict[str, str]] | None = None,
+        pinned: bool = False,
+    ) -> None:  # fmt: skip
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.connections: list[Connection] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="piper-bench-")
+        key = secrets.token_bytes(16)
+        address = os.path.join(self.folder.name, "driver")
+        cores = sorted(os.sched_getaffinity(0))
+        with Listener(address, family="AF_UNIX", backlog=num_ranks, authkey=key) as listener:
+            for rank in range(num_ranks):
+                core = str(cores[rank % len(cores)]) if pinned else ""
+                command = [
+                    sys.executable,
+                    __file__,
+                    str(rank),
+                    str(num_ranks),
+                    address,
+                    device,
+                    core,
+                ]
+                more = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "BENCH_KEY": key.hex()}
+                more |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+                more |= env[rank] if env else {}
+                self.processes.append(subprocess.Popen(command, env={**os.environ, **more}))
+            try:
+                self._accept(listener)
+            except BaseException:
+                self.close()
+                raise
+
+    def _accept(self, listener: Listener) -> None:
+        found: dict[int, Connection] = {}
+        listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
+        deadline = time.monotonic() + 120
+        while len(found) < len(self.processes):
+            try:
+                connection = listener.accept()
+                found[receive(connection)] = connection
+            except TimeoutError:
+                if time.monotonic() > deadline or any(p.poll() is not None for p in self.processes):
+                    raise RuntimeError("a torch rank did not start") from None
+        self.connections = [found[rank] for rank in sorted(found)]
+
+    def ask(self, name: str, *arguments: Any, ranks: list[int] | None = None) -> list[Any]:
+        """All answers; an error of a rank is raised here, with its text."""
+        chosen = [self.connections[r] for r in ranks] if ranks else self.connections
+        for connection in chosen:
+            send(connection, (name, arguments))
+        answers = []
+        for rank, connection in enumerate(chosen):
+            if not connection.poll(ANSWER_SECONDS):
+                raise TimeoutError(f"torch rank {rank} did not answer {name} {arguments[:1]}")
+            answers.append(receive(connection))
+        for error, _ in answers:
+            if error is not None:
+                raise RuntimeError(error)
+        return [answer for _, answer in answers]
+
+    def steps(
+        self, name: str, num: int, ranks: list[int] | None = None
+    ) -> tuple[list[float], list[float]]:
+        """The losses of some steps, and each one's time on the slowest rank in milliseconds."""
+        answers = self.ask("steps", name, num, ranks=ranks)
+        by_step = zip(*(losses for losses, _ in answers), strict=True)
+        losses = [_mean([x for x in step if x is not None]) for step in by_step]
+        times = zip(*(times for _, times in answers), strict=True)
+        return losses, [max(step) for step in times]
+
+    def close(self) -> None:
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                send(connection, ("close", ()))
+            connection.close()
+        for process in self.processes:
+            try:
+                process.wait(10 if self.connections else 0.1)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.folder.cleanup()
+
+    def __enter__(self) -> TorchRanks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def weights_of(job: Job) -> tuple[Any, ...]:
+    """What a rank needs to make the job's initial weights by itself."""
+    tensors = job.plan.tensors
+    return tensors, {t.init: job.bodies[t.init] for t in tensors.values()}, job.plan.seed
+
+
+def load_weights(module: nn.Module, weights: tuple[Any, ...]) -> nn.Module:
+    tensors, bodies, seed = weights
+    with torch.no_grad():
+        for name, param in module.named_parameters():
+            param.copy_(initial_value(tensors[name], bodies, seed=seed))
+    return module
+
+
+class Rank:
+    """One process; its methods are what the driver can ask."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.variants: dict[str, Step] = {}
+        self.taken: dict[str, int] = {}
+
+    def sizes(self, sizes: Mapping[str, Any], weights: tuple[Any, ...]) -> None:
+        self.size = Sizes(**sizes)
+        self.weights = weights
+        self.batches = batches(self.size, self.device)
+
+    def ranked(self, compiled: bool) -> Ranked:
+        load = lambda module: load_weights(module, self.weights)  # noqa: E731
+        return Ranked(self.size, load, self.device, compiled=compiled)
+
+    def make(self, name: str, compiled: bool) -> None:
+        self._keep(name, make(name, self.ranked(compiled)))
+
+    def plain(self, name: str, compiled: bool) -> None:
+        self._keep(name, plain(self.ranked(compiled)))
+
+    def alone(self, name: str, stages: list[list[int]], total: int, microbatches: int) -> None:
+        self._keep(name, alone(stages[dist.get_rank()], total, microbatches, self.ranked(False)))
+
+    def worker(self, name: str, plan: bytes, bodies: Mapping[str, str]) -> None:
+        """The bodies of Piper's rank, with a transport that moves nothing."""
+        loaded, rank = plan_from_json(plan), dist.get_rank()
+        data_rank = bind(loaded, rank).data_rank
+        worker = Worker(loaded, rank, bodies=bodies, transport=NullTransport())
+
+        def one(batch: Batch) -> float:
+            return worker.step(share_of(loaded, batch_leaves(batch), data_rank))["loss"]
+
+        self._keep(name, one)
+
+    def _keep(self, name: str, step: Step) -> None:
+        self.variants[name], self.taken[name] = step, 0
+
+    def steps(self, name: str, num: int) -> tuple[list[float | None], list[float]]:
+        losses, times = [], []
+        for _ in range(num):
+            batch = self.batches[self.taken[name] % BATCHES]
+            self.taken[name] += 1
+            start = time.perf_counter()
+            losses.append(self.variants[name](batch))
+            self._synchronize()
+            times.append((time.perf_counter() - start) * 1e3)
+        return losses, times
+
+    def trace(self, name: str, folder: str) -> None:
+        """One step under the profiler; a trace per rank."""
+        with profiled(f"{folder}/torch_{name}", dist.get_rank()):
+            self.steps(name, 1)
+
+    def memory(self) -> float:
+        """Peak bytes of the device since the last time it was asked; 0 on a CPU."""
+        if self.device.type != "cuda":
+            return 0.0
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return float(peak)
+
+    def drop(self, name: str) -> None:
+        del self.variants[name], self.taken[name]
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def main(rank: int, num_ranks: int, address: str, device: str, core: str) -> None:
+    if core:
+        os.sched_setaffinity(0, {int(core)})
+    torch.set_num_threads(1)
+    connection = Client(address, authkey=bytes.fromhex(os.environ.pop("BENCH_KEY")))
+    send(connection, rank)
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    store = f"file://{os.path.dirname(address)}/store"
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=num_ranks)
+    found = Rank(device)
+    try:
+        while True:
+            name, arguments = receive(connection)
+            if name == "close":
+                break
+            try:
+                answer = (None, getattr(found, name)(*arguments))
+            except Exception as error:
+                answer = (f"{type(error).__name__}: {error}\n{traceback.format_exc()}", None)
+            send(connection, answer)
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        pass  # the driver is gone
+    finally:
+        dist.destroy_process_group()
+
+
+def start(ranks: TorchRanks, sizes: Sizes, job: Job) -> None:
+    """Tell all ranks the model and its initial weights."""
+    ranks.ask("sizes", asdict(sizes), weights_of(job))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5])

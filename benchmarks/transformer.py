@@ -1,0 +1,117 @@
+"""The dense transformer of the benchmarks: one tagged model, or the stage modules of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import piper
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Everything that fixes the work of a step; `microbatches` are the global ones."""
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    vocabulary: int
+    length: int
+    microbatches: int
+    rows: int  # samples of a microbatch
+    dtype: str = "float32"
+
+
+class Layer(nn.Module):
+    """Causal attention and a gated (SwiGLU) feed-forward."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width, hidden = sizes.width, sizes.hidden
+        self.heads = sizes.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Transformer(nn.Module):
+    """Tagged in `num_stages` equal parts; its parameters have the same names for any number."""
+
+    def __init__(self, sizes: Sizes, num_stages: int) -> None:
+        super().__init__()
+        self.num_stages = num_stages
+        self.embed = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.norm = nn.LayerNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        self.to(getattr(torch, sizes.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = len(self.layers) // self.num_stages
+        for stage in range(self.num_stages):
+            with piper.annotate("PP"):
+                if stage == 0:
+                    x = self.embed(x)
+                for layer in self.layers[stage * size : (stage + 1) * size]:
+                    x = layer(x)
+                if stage == self.num_stages - 1:
+                    x = self.head(self.norm(x))
+        return x
+
+
+class Stage(nn.Module):
+    """One stage of it, from the same layers under the same names."""
+
+    def __init__(self, sizes: Sizes, stage: int, num_stages: int) -> None:
+        super().__init__()
+        first, last = stage == 0, stage == num_stages - 1
+        size = sizes.layers // num_stages
+        self.embed = nn.Embedding(sizes.vocabulary, sizes.width) if first else None
+        numbers = range(stage * size, (stage + 1) * size)
+        self.layers = nn.ModuleDict({str(number): Layer(sizes) for number in numbers})
+        self.norm = nn.LayerNorm(sizes.width) if last else None
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False) if last else None
+        self.to(getattr(torch, sizes.dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embed is not None:
+            x = self.embed(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
+
+
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    logits = logits.flatten(0, 1)
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    return F.cross_entropy(logits, labels.flatten())
+
+
+def step(model: nn.Module, batch: Batch) -> Tensor:
+    return loss_of(model(batch["tokens"]), batch["labels"])
+
+
+def make_batch(sizes: Sizes, seed: int = 0) -> Batch:
+    """A global batch: the same on whichever rank it is made."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sizes.microbatches * sizes.rows, sizes.length + 1)
+    text = torch.randint(sizes.vocabulary, shape, generator=generator)
+    return {"tokens": text[:, :-1].contiguous(), "labels": text[:, 1:].contiguous()}

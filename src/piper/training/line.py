@@ -1,0 +1,114 @@
+"""The step line: launch progress, steps and evaluations as people read them, or as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import IO, Any
+
+from piper.errors import RunError
+from piper.training.records import Record, Training, finite
+
+LOGS = ("auto", "text", "json", "none")
+_DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
+
+
+class Log:
+    """Prints what happens. `auto` is text, coloured on a terminal; `json` a JSON object a line."""
+
+    def __init__(
+        self, kind: str = "auto", *, unit: str = "tokens", out: IO[str] | None = None
+    ) -> None:
+        if kind not in LOGS:
+            raise RunError(f"log={kind!r}", legal=", ".join(LOGS))
+        self.kind = kind
+        self.unit = unit
+        self.out = out or sys.stdout
+        self.colour = kind == "auto" and self.out.isatty() and "NO_COLOR" not in os.environ
+
+    def launch(self, rank: int, text: str) -> None:
+        """What becomes of a rank."""
+        self._say({"event": "launch", "rank": rank, "text": text}, f"rank {rank} {text}")
+
+    def note(self, text: str) -> None:
+        self._say({"event": "note", "text": text}, text)
+
+    def step(self, record: Record, steps: int | None, eta: float | None) -> None:
+        facts = {"event": "step", "steps": steps, **record.facts(), "unit": self.unit, "eta": eta}
+        del facts["evaluation"]
+        self._say(facts, step_text(record, steps, eta, unit=self.unit, colour=self.colour))
+
+    def evaluation(self, step: int, loss: float, num_batches: int, seconds: float) -> None:
+        facts = {
+            "event": "evaluation",
+            "step": step,
+            "loss": finite(loss),
+            "batches": num_batches,
+            "seconds": seconds,
+        }
+        text = f"evaluation after step {step}: loss {loss:.4f}"
+        self._say(facts, f"{text} ({num_batches} batches, {seconds:.1f} s)")
+
+    def end(self, training: Training) -> None:
+        facts = {
+            "event": "end",
+            "steps": len(training.records),
+            "seconds": training.seconds,
+            "loss": finite(training.loss),
+            "evaluation": finite(training.evaluation),
+        }
+        self._say(facts, training.as_text())
+
+    def _say(self, facts: dict[str, Any], text: str) -> None:
+        if self.kind != "none":
+            line = json.dumps(facts) if self.kind == "json" else text
+            print(line, file=self.out, flush=True)
+
+
+def step_text(
+    record: Record, steps: int | None, eta: float | None, *, unit: str, colour: bool = False
+) -> str:
+    """`step  7/60  loss 3.1416  norm 0.92  lr 3.0e-03  41 ms  12.5k tokens/s  312 MiB  ETA 0:12`."""
+    total = "" if steps is None else f"/{steps}"
+    step = f"{record.step:>{len(str(steps))}}" if steps else str(record.step)
+    words = [("step ", step + total), ("loss ", f"{record.loss:.4f}")]
+    if record.norm is not None:
+        words.append(("norm ", f"{record.norm:.3g}"))
+    words.append(("lr ", f"{record.lr:.2e}"))
+    words.append(("", f"{record.ms:.0f} ms" if record.ms >= 10 else f"{record.ms:.2f} ms"))
+    words.append(("", f"{_short(record.per_second)} {unit}/s"))
+    if record.mfu is not None:
+        words.append(("MFU ", f"{record.mfu:.1%}"))
+    words.append(("memory ", _bytes(record.memory)))
+    if eta is not None:
+        words.append(("ETA ", _clock(eta)))
+    if not colour:
+        return "  ".join(label + value for label, value in words)
+    return "  ".join(
+        f"{_DIM}{label}{_PLAIN}{_BOLD if label == 'loss ' else ''}{value}{_PLAIN}"
+        for label, value in words
+    )
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return (
+                f"{number / size:.3g}{letter}"
+                if number < 1e3 * size
+                else f"{number / size:.0f}{letter}"
+            )
+    return f"{number:.3g}"
+
+
+def _bytes(number: int) -> str:
+    if number >= 2**30:
+        return f"{number / 2**30:.1f} GiB"
+    return f"{number / 2**20:.0f} MiB"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,188 @@
+"""The training loop: a job and data in, trained parameters on the workers and a record of it out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from piper.api.job import Job
+from piper.api.run import Run
+from piper.errors import RunError
+from piper.plan.types import Plan
+from piper.runtime.pool_run import Pool
+from piper.runtime.torchrun import under_torchrun
+from piper.training.data import batches, check_again, check_data
+from piper.training.line import Log
+from piper.training.lr import LearningRate
+from piper.training.meter import Meter, unit_of
+from piper.training.records import Record, Training
+
+_REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
+
+
+def train(
+    job: Job | Run,
+    data: Any,
+    *,
+    steps: int | None,
+    launch: str | Pool = "auto",
+    lr_schedule: Callable[[Any], Any] | None = None,
+    evaluate: Any = None,
+    evaluate_every: int = 0,
+    log: str = "auto",
+    on_step: Callable[[Record], None] | None = None,
+    **launch_options: Any,
+) -> Training:
+    """Train for `steps` steps, or with None until the data ends.
+
+    `data` is an iterable of global batches, a DataLoader of them, or a function `data(share)` that
+    gives the batches of one data rank, which each rank then reads for itself. `launch` and
+    `launch_options` are those of `job.launch`; "auto" is torchrun in a script that it runs, else local
+    processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer.
+    `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
+    the end. `log` is "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is
+    called with each record.
+    """
+    _check(steps, evaluate, evaluate_every)
+    check_data(data)
+    with _opened(job, launch, log, launch_options) as (run, lines):
+        loop = _Loop(run, lines, steps, lr_schedule)
+        for batch in islice(batches(run, data), steps):
+            loop.step(batch)
+            done = len(loop.training.records)
+            if evaluate_every and done % evaluate_every == 0:
+                loop.evaluate(evaluate)
+            if on_step is not None:
+                on_step(loop.training.records[-1])
+        done = len(loop.training.records)
+        if steps is not None and done < steps:
+            raise RunError(
+                f"the data ended after {done} of {steps} steps",
+                legal="steps=None: until the data ends; or data that begins again",
+            )
+        if evaluate is not None and done and loop.training.records[-1].evaluation is None:
+            loop.evaluate(evaluate)
+        return loop.end()
+
+
+class _Loop:
+    """One training run: what the steps have in common, and their records."""
+
+    def __init__(
+        self,
+        run: Run,
+        lines: Log,
+        steps: int | None,
+        lr_schedule: Callable[[Any], Any] | None,
+    ) -> None:
+        self.run = run
+        self.lines = lines
+        self.meter = Meter(run, steps)
+        self.rate = LearningRate(run.plan.optimizer, lr_schedule or _constant)
+        self.scheduled = lr_schedule is not None
+        self.options: dict[str, Any] = {}  # what optimizers were set to last
+        self.training = Training(self.meter.unit)
+        self.begun = self.since = time.perf_counter()
+
+    def step(self, batch: Any) -> None:
+        """One step and its line. Its time is that since the last one, so that reading data counts."""
+        lr = self.rate.lr
+        if self.scheduled and self.options != self.rate.options:
+            self.options = self.rate.options
+            self.run.set_options(self.options)
+        result = self.run.step(batch)
+        if self.scheduled:
+            self.rate.advance(result.loss)
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
+        self.meter.step(seconds)
+        record = Record(
+            step=self.meter.num,
+            loss=result.loss,
+            norm=result.norm,
+            lr=lr,
+            ms=1e3 * seconds,
+            per_second=self.meter.units / seconds,
+            mfu=self.meter.mfu(seconds),
+            memory=self.meter.memory,
+        )
+        self.training.records.append(record)
+        self.lines.step(record, self.meter.steps, self.meter.eta)
+
+    def evaluate(self, data: Any) -> None:
+        """The mean loss over all batches of other data, in the record of the last step."""
+        begun, total, count, num = time.perf_counter(), 0.0, 0.0, 0
+        for batch in batches(self.run, data, name="eval"):
+            result = self.run.evaluate(batch)
+            total, count, num = total + result.loss * result.count, count + result.count, num + 1
+        if not num:
+            raise RunError("the data to evaluate has no batch", legal="at least one")
+        last = self.training.records[-1]
+        self.training.records[-1] = msgspec.structs.replace(last, evaluation=total / count)
+        now = time.perf_counter()
+        self.lines.evaluation(last.step, total / count, num, now - begun)
+        self.since = now  # it is no part of the next step
+
+    def end(self) -> Training:
+        """Under torchrun ranks have measured times of their own: all get those of rank 0."""
+        self.training.seconds = time.perf_counter() - self.begun
+        if self.run.workers.reading == "rank":
+            workers: Any = self.run.workers
+            self.training = workers.from_first(self.training)
+        self.lines.end(self.training)
+        return self.training
+
+
+def _constant(optimizer: Any) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: 1.0)
+
+
+def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
+    """What "auto" means here."""
+    if launch != "auto":
+        return launch
+    if under_torchrun():
+        return "torchrun"
+    return "single" if plan.mesh.size == 1 else "local"
+
+
+@contextlib.contextmanager
+def _opened(
+    job: Job | Run, launch: str | Pool, log: str, options: dict[str, Any]
+) -> Iterator[tuple[Run, Log]]:
+    """A run and its log; a run that was made here ends here."""
+    unit, _ = unit_of(job.plan)
+    if isinstance(job, Run):
+        if launch != "auto" or options:
+            raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
+        first = job.workers.reading != "rank" or os.environ["RANK"] == "0"
+        yield job, Log(log if first else "none", unit=unit)
+        return
+    launcher = launcher_of(job.plan, launch)
+    first = launcher != "torchrun" or os.environ.get("RANK") == "0"
+    lines = Log(log if first else "none", unit=unit)
+    if launcher in _REPORTING:
+        options = {"report": lines.launch, **options}
+    with job.launch(launcher, **options) as run:
+        lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
+        yield run, lines
+
+
+def _check(steps: int | None, evaluate: Any, evaluate_every: int) -> None:
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise RunError(f"steps={steps!r}", legal="at least 1, or None: until the data ends")
+    if evaluate is None and evaluate_every:
+        raise RunError(
+            f"evaluate_every={evaluate_every}, but evaluate is missing", legal="evaluate=DATA"
+        )
+    if evaluate_every < 0:
+        raise RunError(f"evaluate_every={evaluate_every}", legal="steps between evaluations, or 0")
+    if evaluate is not None:
+        check_again(evaluate)

@@ -1,0 +1,76 @@
+"""Records: what a training run measured, step by step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. `norm` is None without clipping, `mfu` where the hardware is not known; `memory` is the
+    most that any rank had in use so far, in bytes, as it was measured last."""
+
+    step: int
+    loss: float
+    norm: float | None
+    lr: float
+    ms: float
+    per_second: float
+    mfu: float | None
+    memory: int
+    evaluation: float | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON, which has no numbers that are not finite: those are null."""
+        return {k: finite(v) for k, v in msgspec.structs.asdict(self).items()}
+
+
+class Training(msgspec.Struct):
+    """All steps of a training run, and what came of them. `unit` is what `per_second` counts."""
+
+    unit: str
+    records: list[Record] = []
+    seconds: float = 0.0
+
+    @property
+    def losses(self) -> list[float]:
+        return [record.loss for record in self.records]
+
+    @property
+    def loss(self) -> float:
+        """The last step's."""
+        return self.records[-1].loss if self.records else math.nan
+
+    @property
+    def evaluation(self) -> float | None:
+        """The last evaluation's loss."""
+        found = [r.evaluation for r in self.records if r.evaluation is not None]
+        return found[-1] if found else None
+
+    def as_text(self) -> str:
+        if not self.records:
+            return "no steps"
+        first, last = self.records[0], self.records[-1]
+        text = (
+            f"{last.step} steps in {self.seconds:.1f} s: loss {first.loss:.4f} -> {last.loss:.4f}"
+        )
+        if self.evaluation is not None:
+            text += f", evaluation {self.evaluation:.4f}"
+        return text
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def to_json(self) -> bytes:
+        facts = {
+            "unit": self.unit,
+            "seconds": self.seconds,
+            "records": [record.facts() for record in self.records],
+        }
+        return msgspec.json.encode(facts)
+
+
+def finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,213 @@
+"""Evaluation: the loss of the eager module in eval() mode, under the strategy, on live parameters."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import piper
+from piper.api.job import Job
+from piper.api.program import Program
+from piper.check import check_plan
+from piper.errors import CheckError, PlanError, RunError, TraceError
+from piper.frontend.capture import plain_name
+from piper.runtime.loopback import LoopbackTransport
+from piper.runtime.worker import Worker
+from piper.strategies import parallel
+from tests.zoo import ADAMW, CASES, batches_of, program_of
+
+# Models x ZeRO x schedules: every level with several of the others.
+GRID: list[tuple[str, dict[str, Any]]] = [
+    ("deep_dense", {"pp": 2, "dp": 2, "schedule": "1f1b"}),
+    ("deep_dense", {"pp": 2, "dp": 2, "zero": 2, "schedule": "zbv"}),
+    ("deep_dense", {"pp": 2, "dp": 2, "zero": 3, "schedule": "1f1b", "bucket_size": 300}),
+    ("deep_moe", {"pp": 2, "dp": 2, "ep": 2, "zero": 1, "schedule": "zbv"}),
+    ("deep_moe", {"pp": 2, "dp": 2, "ep": 2, "zero": 2, "schedule": "1f1b"}),
+    ("deep_moe", {"pp": 2, "dp": 4, "ep": 2, "zero": 3, "schedule": "dualpipev"}),
+    ("deep_dropout", {"pp": 2, "dp": 2, "ep": 2, "schedule": "zbv"}),
+    ("deep_dropout", {"pp": 2, "dp": 2, "ep": 2, "zero": 2, "schedule": "dualpipev"}),
+    ("deep_dropout", {"pp": 2, "dp": 2, "zero": 3, "schedule": "zbv", "bucket_size": 300}),
+    ("deep", {"pp": 2, "dp": 2, "zero": 1, "schedule": "1f1b", "recompute": "nothing"}),
+    ("counted", {"pp": 2, "dp": 2, "ep": 2, "schedule": "1f1b"}),
+    ("counted", {"pp": 2, "dp": 2, "zero": 3, "schedule": "1f1b"}),
+    ("untagged", {"pp": 2, "dp": 2, "zero": 3, "schedule": "1f1b"}),
+]
+
+
+def _named(case: tuple[str, dict[str, Any]]) -> str:
+    return "-".join((case[0], *(f"{key}{value}" for key, value in case[1].items())))
+
+
+def _job(name: str, options: dict[str, Any], **lowering: Any) -> Job:
+    strategy = parallel(microbatches=4, **options)
+    return program_of(name).apply(strategy).lower(optimizer=ADAMW, **lowering)
+
+
+def _eager(job: Job, parameters: dict[str, Tensor], batch: Any) -> float:
+    """The user's own module in eval() mode, on the global microbatches."""
+    plan, source = job.plan, job.source
+    model = source.make_model().eval()
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            param.copy_(parameters[plain_name(name)])
+        pieces = plan.num_data_ranks * plan.num_microbatches
+        total = count = 0.0
+        for piece in range(pieces):
+            result = source.step(model, {k: v.chunk(pieces)[piece] for k, v in batch.items()})
+            loss, weight = result if isinstance(result, tuple) else (result, 1.0)
+            total, count = total + float(loss), count + float(weight)
+    return total / count
+
+
+@pytest.mark.parametrize(("name", "options"), GRID, ids=map(_named, GRID))
+def test_the_loss_is_that_of_the_module_in_eval_mode(name: str, options: dict[str, Any]) -> None:
+    job = _job(name, options)
+    first, second, held_out = batches_of(name)
+    with job.launch("loopback", adversary=True, seed=1) as run:
+        before = run.evaluate(held_out)
+        for batch in (first, second):
+            run.step(batch)
+        after = run.evaluate(held_out)
+        wanted = _eager(job, run.parameters(), held_out)
+        assert run.evaluate(held_out) == after
+    assert after.loss == pytest.approx(wanted, rel=1e-10) and after.norm is None
+    assert after.loss != before.loss
+
+
+EVERY_STEP = [GRID[2], GRID[7], GRID[8], GRID[9]]
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY_STEP, ids=map(_named, EVERY_STEP))
+def test_evaluating_changes_nothing(name: str, options: dict[str, Any]) -> None:
+    """Training with an evaluation after every step is bit-equal to training without, also in what
+    random operations draw."""
+    job = _job(name, options, clip=0.5)
+    trained = []
+    for evaluates in (False, True):
+        losses = []
+        with job.launch("loopback") as run:
+            for batch in batches_of(name):
+                losses.append(run.step(batch).loss)
+                if evaluates:
+                    run.evaluate(batch)
+            trained.append((losses, run.parameters(), run.gradients()))
+    (losses, params, grads), (other_losses, other_params, other_grads) = trained
+    assert losses == other_losses
+    assert all(torch.equal(params[k], other_params[k]) for k in params)
+    assert all(torch.equal(grads[k], other_grads[k]) for k in grads)
+
+
+def test_an_evaluation_has_forwards_only() -> None:
+    job = _job(*GRID[7])
+    evaluation = job.evaluation()
+    assert job.evaluation() is evaluation and not evaluation.plan.train
+    tasks = [task for found in evaluation.plan.classes for task in found.tasks]
+    kinds = {task.kind for task in tasks}
+    assert {task.phase for task in tasks if task.kind == "run"} == {"F"}
+    assert not kinds & {"update", "settle", "norm", "reduce_scatter"}
+    slots = {slot.kind for found in evaluation.plan.classes for slot in found.slots}
+    assert not slots & {"grad", "key"}
+    assert all(
+        peak.by_category["saved"] == peak.by_category["gradients"] == 0
+        for peak in evaluation.report.peaks
+    )
+    with pytest.raises(PlanError, match="is an evaluation itself"):
+        evaluation.evaluation()
+
+
+def test_parameters_are_shared_not_copied() -> None:
+    for options in ({"dp": 2}, {"dp": 2, "zero": 2}, {"dp": 2, "zero": 3}):
+        job = _job("dense", options)
+        with job.launch("loopback") as run:
+            run.evaluate(batches_of("dense")[0])
+            for mine, other in zip(run.workers.evaluating, run.workers.workers, strict=True):  # type: ignore[attr-defined]
+                held = {s.name: i for i, s in enumerate(other.me.slots)}
+                shared = [
+                    (mine.slots[i], other.slots[held[s.name]])
+                    for i, s in enumerate(mine.me.slots)
+                    if s.kind in ("param", "flat", "shard") and s.base < 0
+                ]
+                assert shared and all(a is b for a, b in shared)
+
+
+def test_one_rank_on_its_device() -> None:
+    job = _job("dropout", {})
+    first, second, _ = batches_of("dropout")
+    with job.launch("single") as run:
+        run.step(first)
+        assert run.evaluate(second).loss == pytest.approx(
+            _eager(job, run.parameters(), second), rel=1e-10
+        )
+    with pytest.raises(RunError, match="closed"):
+        run.evaluate(second)
+
+
+def test_bfloat16_is_evaluated_in_bfloat16() -> None:
+    case = CASES["dense"]
+    program = piper.trace(case.make_model, case.batch(0), case.step)
+    job = program.apply(parallel(pp=2, dp=2, zero=2)).lower(optimizer=ADAMW, precision="bf16")
+    with job.launch("loopback") as run:
+        run.step(case.batch(0))
+        found = run.evaluate(case.batch(1))
+        parameters = run.parameters()
+    model = case.make_model().bfloat16()
+    rows = [{k: v.chunk(2)[piece] for k, v in case.batch(1).items()} for piece in range(2)]
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            param.copy_(parameters[plain_name(name)])
+        wanted = [float(case.step(model.eval(), part)) for part in rows]
+    assert found.loss == sum(wanted) / 2
+
+
+def test_plans_that_do_not_fit_share_nothing() -> None:
+    one, other = _job("dense", {"dp": 2}), _job("dense", {"dp": 2, "zero": 3})
+    transport = LoopbackTransport()
+    worker = Worker(one.plan, 0, bodies=one.bodies, transport=transport)
+    evaluation = other.evaluation()
+    with pytest.raises(RunError, match=r"shared with has none"):
+        Worker(evaluation.plan, 0, bodies=evaluation.bodies, transport=transport, shares=worker)
+
+
+def test_an_evaluation_that_trains_is_refused() -> None:
+    """The mark on the plan does not hide updates."""
+    plan = msgspec.structs.replace(_job("dense", {"dp": 2}).plan, train=False)
+    with pytest.raises(CheckError, match="has no place in an evaluation"):
+        check_plan(plan)
+
+
+def test_a_training_plan_without_updates_is_refused() -> None:
+    plan = msgspec.structs.replace(_job("dense", {"dp": 2}).evaluation().plan, train=True)
+    with pytest.raises(CheckError, match="is updated never"):
+        check_plan(plan)
+
+
+class _Other(nn.Module):
+    """Another program in eval() mode than in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[: 4 if self.training else 2]:
+            with piper.annotate("PP"):
+                x = layer(x)
+        return x
+
+
+@cache
+def _other() -> Program:
+    return piper.trace(_Other, {"x": torch.randn(4, 4)}, lambda m, b: F.mse_loss(m(b["x"]), b["x"]))
+
+
+def test_a_model_that_is_another_one_in_eval_mode_is_refused() -> None:
+    job = _other().lower()
+    with pytest.raises(TraceError, match=r"structure is another one in eval\(\) mode") as refused:
+        job.evaluation()
+    assert "test_evaluation.py" in str(refused.value)

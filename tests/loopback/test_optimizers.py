@@ -1,0 +1,213 @@
+"""Every torch.optim optimizer that a plan takes: as a factory, exact, and with the bytes it says."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import piper
+from piper import where
+from piper.api.program import Program
+from piper.errors import PlanError
+from piper.ir.values import dtype_bytes
+from piper.plan.optimizers import KNOWN, WHOLE
+from piper.plan.types import Optimizer
+from piper.runtime.factory import resolve_optimizer
+from piper.runtime.update import Updater
+from piper.strategies import parallel
+from piper.training.verify import compare, train_one_device
+from tests.zoo import batches_of, program_of
+
+ELEMENTWISE: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "foreach": True}),
+    ("Adam", {"lr": 1e-2}),
+    ("Adam", {"lr": 1e-2, "amsgrad": True, "weight_decay": 0.1}),
+    ("AdamW", {"lr": 1e-2}),
+    ("AdamW", {"lr": 1e-2, "fused": True}),
+    ("Adagrad", {"lr": 1e-2, "initial_accumulator_value": 0.1}),
+    ("Adadelta", {"lr": 0.5}),
+    ("Adamax", {"lr": 1e-2}),
+    ("RMSprop", {"lr": 1e-3}),
+    ("RMSprop", {"lr": 1e-3, "momentum": 0.9}),
+    ("RMSprop", {"lr": 1e-3, "momentum": 0.9, "centered": True}),
+    ("NAdam", {"lr": 1e-2}),
+    ("RAdam", {"lr": 1e-2}),
+    ("ASGD", {"lr": 1e-2}),
+    ("Rprop", {"lr": 1e-3}),
+]
+MATRICES = [("Adafactor", {"lr": 1e-2}), ("Muon", {"lr": 1e-2})]
+OURS = [*ELEMENTWISE, *((n, o) for n, o in MATRICES if hasattr(torch.optim, n))]
+
+
+def _named(case: tuple[str, dict[str, Any]]) -> str:
+    return "-".join((case[0], *(key for key in case[1] if key != "lr")))
+
+
+def _factory(name: str, options: dict[str, Any]) -> Any:
+    return partial(getattr(torch.optim, name), **options)
+
+
+def test_no_optimizer_of_torch_is_forgotten() -> None:
+    found = {
+        name
+        for name, member in vars(torch.optim).items()
+        if isinstance(member, type) and issubclass(member, torch.optim.Optimizer)
+    }
+    assert found - {"Optimizer", "LBFGS", "SparseAdam"} <= set(KNOWN)
+    assert {name for name, _ in OURS} == found & set(KNOWN)
+
+
+@pytest.mark.parametrize(("name", "options"), ELEMENTWISE, ids=map(_named, ELEMENTWISE))
+def test_elementwise_optimizers_train_like_one_device(name: str, options: dict[str, Any]) -> None:
+    strategy = parallel(pp=2, dp=2, zero=2, microbatches=2)
+    job = program_of("tied").apply(strategy).lower(optimizer=_factory(name, options))
+    assert job.plan.optimizer.name == name
+    with job.launch("loopback") as run:
+        errors = compare(run, batches_of("tied"), train_one_device(job, batches_of("tied")))
+    assert errors.exact, errors
+
+
+class _Matrices(nn.Module):
+    """Nothing but matrices, in two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for half in (self.layers[:2], self.layers[2:]):
+            with piper.annotate("PP"):
+                for layer in half:
+                    x = torch.tanh(layer(x))
+        return x
+
+
+def _step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
+def _matrix_batch(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(8, 6, dtype=torch.float64, generator=generator) for _ in "xy")
+    return {"x": x, "y": y}
+
+
+@cache
+def _matrix_program(dtype: torch.dtype) -> Program:
+    batch = {key: leaf.to(dtype) for key, leaf in _matrix_batch(0).items()}
+    return piper.trace(lambda: _Matrices().to(dtype), batch, _step)
+
+
+@pytest.mark.parametrize("name", sorted(WHOLE))
+def test_optimizers_of_whole_matrices_train_like_one_device(name: str) -> None:
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"torch {torch.__version__} has no {name}")
+    program = _matrix_program(torch.float64)
+    job = program.apply(parallel(pp=2, dp=2, microbatches=2)).lower(
+        optimizer=_factory(name, {"lr": 1e-2})
+    )
+    batches = [_matrix_batch(seed) for seed in range(3)]
+    with job.launch("loopback") as run:
+        errors = compare(run, batches, train_one_device(job, batches))
+    assert errors.exact, errors
+
+
+@pytest.mark.parametrize(("zero", "ep"), [(1, 1), (2, 1), (3, 1), (0, 2)])
+def test_optimizers_of_whole_matrices_are_refused_where_a_directive_cuts(
+    zero: int, ep: int
+) -> None:
+    def strategy(s: piper.Schedule) -> None:
+        s.mesh(dp=2)
+        if ep > 1:
+            s.replicate(where(EP=None), over="dp")
+            s.shard(where(EP="*"), over="dp")
+        else:
+            s.replicate(where(), over="dp", zero=zero)
+
+    with pytest.raises(PlanError) as refused:
+        program_of("moe").apply(strategy).lower(optimizer=torch.optim.Adafactor)
+    text = str(refused.value)
+    assert "Adafactor averages over rows, columns and all of a parameter" in text
+    assert ("shard (" if ep > 1 else "replicate (") in text and "test_optimizers.py:" in text
+    assert "legal: replicate with zero=0" in text
+
+
+def test_muon_refuses_what_is_no_matrix() -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip(f"torch {torch.__version__} has no Muon")
+    with pytest.raises(PlanError, match=r"Muon steps matrices only, but .* is \[\d+\]"):
+        program_of("dense").lower(optimizer=torch.optim.Muon)
+
+
+class _Mine(torch.optim.SGD):
+    pass
+
+
+REFUSED = [
+    (3, "optimizer is 3"),
+    (lambda params: 3, "made a int"),
+    (_Mine, "made a _Mine"),
+    (torch.optim.LBFGS, "LBFGS is not supported: it computes the loss several times"),
+    (torch.optim.SparseAdam, "SparseAdam is not supported: gradients are dense"),
+    (Optimizer("Adamm"), "Adamm is not supported"),
+    (partial(torch.optim.AdamW, betas=(2.0, 0.9)), "Invalid beta"),
+    (partial(torch.optim.AdamW, momentum=0.9), "momentum"),
+    (lambda params: torch.optim.SGD([torch.zeros(1)]), "leaves parameters out"),
+    (
+        lambda params: torch.optim.SGD(
+            [{"params": params}, {"params": [torch.zeros(1)], "lr": 1.0}]
+        ),
+        "several groups",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "why"), REFUSED, ids=[why for _, why in REFUSED])
+def test_optimizers_that_are_refused(given: Any, why: str) -> None:
+    with pytest.raises(PlanError, match=why) as refused:
+        resolve_optimizer(given)
+    assert refused.value.legal
+
+
+def test_a_factory_becomes_what_it_was_given() -> None:
+    found = resolve_optimizer(partial(torch.optim.AdamW, lr=torch.tensor(0.5), betas=(0.8, 0.999)))
+    assert found == Optimizer("AdamW", {"lr": 0.5, "betas": (0.8, 0.999)})
+    assert resolve_optimizer(torch.optim.SGD) == Optimizer("SGD", {})
+    assert resolve_optimizer(lambda params: torch.optim.SGD(params, 0.2)) == piper.sgd(lr=0.2)
+
+
+@pytest.mark.parametrize(("name", "options"), OURS, ids=map(_named, OURS))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_plan_counts_the_bytes_of_optimizer_state(
+    name: str, options: dict[str, Any], dtype: str
+) -> None:
+    """Per rank: what the plan says beside the unique storages that torch made."""
+    wide = getattr(torch, dtype)
+    batch = {key: leaf.to(wide) for key, leaf in _matrix_batch(0).items()}
+    program = _matrix_program(wide)
+    zero = 0 if name in WHOLE else 1
+    job = program.apply(parallel(pp=2, dp=2, zero=zero)).lower(optimizer=_factory(name, options))
+    with job.launch("loopback") as run:
+        run.step(batch)
+        run.step(batch)
+        measured = {_state_bytes(w.updaters.values()) for w in run.workers.workers}  # type: ignore[attr-defined]
+    said = {peak.by_category["optimizer"] for peak in job.report.peaks}
+    assert measured == said and (dtype_bytes(dtype) == 4 or min(said) > 0)
+
+
+def _state_bytes(updaters: Any) -> int:
+    storages = {}
+    for updater in updaters:
+        assert isinstance(updater, Updater)
+        held = [v for s in updater.optimizer.state.values() for v in s.values()]
+        if updater.narrow:
+            held += updater.masters
+        storages |= {t.untyped_storage().data_ptr(): t for t in held if isinstance(t, Tensor)}
+    return sum(t.untyped_storage().nbytes() for t in storages.values())

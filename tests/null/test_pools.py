@@ -1,0 +1,150 @@
+"""Buffers planned at compile time: who has one, how many there are, and what they count as."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from piper.check import check_plan, compressed
+from piper.check.limit import peaks
+from piper.check.local import Local
+from piper.passes.pools import share_buffers
+from piper.plan.summary import slot_bytes
+from piper.plan.types import Plan, Slot, Task
+from piper.strategies import parallel
+from tests.plans import NAMES, plan_of
+from tests.zoo import ADAMW, program_of
+
+pytestmark = pytest.mark.xdist_group("mutants")
+COMPUTE, MESSAGES, OTHER = 0, 1, 2
+
+
+def _received(num: int, *, apart: int = 1, stream: int = COMPUTE) -> tuple[list[Slot], list[Task]]:
+    """Receives, each right before the chunk that reads and frees it, and chunks in between."""
+    slots = [Slot(f"x{i}", "temp", (4,), "float32") for i in range(num)]
+    tasks = []
+    for i in range(num):
+        tasks.append(Task("recv", f"recv{i}", MESSAGES, writes=(i,)))
+        tasks.append(Task("run", f"F{i}", stream, reads=(i,), frees=(i,)))
+        tasks += [Task("run", f"other{i}.{j}", COMPUTE) for j in range(apart - 1)]
+    return slots, tasks
+
+
+def _shared(slots: list[Slot], tasks: list[Task]) -> tuple[dict[int, int], list[set[int]]]:
+    after: list[set[int]] = [set() for _ in tasks]
+    frees = {i: list(task.frees) for i, task in enumerate(tasks) if task.frees}
+    return share_buffers(slots, tasks, frees, after, keep=()), after
+
+
+def test_a_receive_waits_for_a_buffer_that_two_chunks_have_passed_since() -> None:
+    slots, tasks = _received(6)
+    buffers, after = _shared(slots, tasks)
+    assert buffers == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2}
+    assert [sorted(a) for a in after[::2]] == [[], [], [], [1], [3], [5]]
+    slots, tasks = _received(6, apart=3)
+    buffers, after = _shared(slots, tasks)
+    assert set(buffers.values()) == {0}
+    assert [sorted(a) for a in after[::4]] == [[], [1], [5], [9], [13], [17]]
+
+
+def test_a_buffer_that_is_free_anyway_is_taken_at_once() -> None:
+    slots, tasks = _received(3)
+    tasks[2] = Task("recv", "recv1", MESSAGES, writes=(1,))
+    after: list[set[int]] = [set(), set(), {1}, set(), {1}, set()]
+    frees = {1: [0], 3: [1], 5: [2]}
+    buffers = share_buffers(slots, tasks, frees, after, keep=())
+    assert buffers == {0: 0, 1: 0, 2: 1}, "the third does not come after the second anyway"
+    assert after[2] == {1}
+
+
+@pytest.mark.parametrize(
+    ("change", "task"),
+    [
+        ({"bound": 9}, {}),
+        ({"kind": "gathered"}, {}),
+        ({"kind": "grad"}, {}),
+        ({"shape": (0,)}, {}),
+        ({"base": 1}, {}),
+        ({}, {"kind": "send"}),
+        ({}, {"kind": "all_reduce"}),
+        ({}, {"writes": (0,)}),
+    ],
+    ids=str,
+)
+def test_what_has_no_buffer(change: dict, task: dict) -> None:
+    slots = [Slot(**{"name": "x", "kind": "temp", "shape": (4,), "dtype": "float32", **change})]
+    read = {"kind": "run", "reads": (0,), **task}
+    tasks = [
+        Task("recv", "recv", MESSAGES, writes=(0,)),
+        Task(name="reader", stream=COMPUTE, **read),
+        Task("run", "last", COMPUTE, reads=(0,), frees=(0,)),
+    ]
+    assert _shared(slots, tasks)[0] == {}
+    plain = [Slot("x", "temp", (4,), "float32")]
+    tasks[1] = Task("run", "reader", OTHER, reads=(0,))
+    assert _shared(plain, tasks)[0] == {0: 0}
+    assert share_buffers(plain, tasks, {2: [0]}, [set(), set(), set()], keep=(0,)) == {}
+
+
+def _buffers(plan: Plan) -> list[tuple[int, int]]:
+    """Per class, how many slots are received, and how many buffers they have."""
+    found = []
+    for part in plan.classes:
+        received = [part.slots[w] for t in part.tasks if t.kind == "recv" for w in t.writes]
+        assert all(slot.pool >= 0 for slot in received)
+        found.append((len(received), len({slot.pool for slot in received})))
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv", "dualpipev"])
+def test_the_number_of_buffers_does_not_grow_with_microbatches(schedule: str) -> None:
+    few, many = (
+        program_of("untagged").apply(parallel(pp=2, microbatches=m, schedule=schedule)).lower()
+        for m in (4, 8)
+    )
+    for (received, buffers), (twice, same) in zip(
+        _buffers(few.plan), _buffers(many.plan), strict=True
+    ):
+        assert twice == 2 * received
+        assert same <= buffers + 1 and same < twice / 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slots_of_a_buffer_never_meet(name: str) -> None:
+    """By all pairs: every use of the one is complete before any of the other starts."""
+    for part in plan_of(name).classes:
+        local = Local(part.tasks, part.slots)
+        sharing: dict[int, list[int]] = {}
+        for index, slot in enumerate(part.slots):
+            if slot.pool >= 0:
+                sharing.setdefault(slot.pool, []).append(index)
+        uses: dict[int, list[int]] = {}
+        for index, task in enumerate(part.tasks):
+            for used in {*task.reads, *task.writes, *task.frees}:
+                uses.setdefault(used, []).append(index)
+        assert set(sharing) == set(range(len(sharing))), "numbers without gaps"
+        for slots in sharing.values():
+            assert len({(slot_bytes(part.slots[s]), part.slots[s].memory) for s in slots}) == 1
+            turns = sorted(slots, key=lambda s: uses[s][0])
+            for one, other in itertools.pairwise(turns):
+                for a in uses[one]:
+                    assert all(local.ordered(a, b) for b in uses[other])
+
+
+def test_a_buffer_counts_once_and_all_the_time() -> None:
+    plan = plan_of("pp4")
+    for part, peak in zip(plan.classes, peaks(compressed(plan)), strict=True):
+        buffers = {slot.pool: slot for slot in part.slots if slot.pool >= 0}
+        for memory in ("saved", "buffers"):
+            least = sum(slot_bytes(slot) for slot in buffers.values() if slot.memory == memory)
+            assert peak.by_category[memory] >= least > 0 or least == 0
+        assert sum(peak.by_category.values()) == peak.total
+
+
+def test_a_receive_says_whose_buffer_it_takes() -> None:
+    job = program_of("untagged").apply(parallel(pp=2, microbatches=8)).lower(optimizer=ADAMW)
+    (_, part) = job.plan.classes
+    receives = [t for t in part.tasks if t.kind == "recv" and t.waits]
+    assert "takes the buffer of " in job.explain(receives[-1].name)
+    check_plan(job.plan)

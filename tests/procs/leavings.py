@@ -1,0 +1,71 @@
+"""Leavings: what a pool has while it runs, and what of it is still there afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Leavings:
+    """Of all pools that keep their folders in `home`."""
+
+    home: Path
+
+    def processes(self) -> list[int]:
+        """Processes that have the folder among their arguments, zombies too."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if any(word.startswith(bytes(self.home) + b"/") for word in words[2:]):
+                    found.append(int(entry.name))
+        return found
+
+    def ports(self) -> set[str]:
+        """Where those processes listen."""
+        inodes = set()
+        for pid in self.processes():
+            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+        return {address for address, inode in _listening() if inode in inodes}
+
+    def assert_none(self, ports: set[str], *, within: float = 0.0) -> None:
+        """No process, folder, port, shared memory or zombie is left after some seconds."""
+        deadline = time.monotonic() + within
+        while (left := self._left(ports)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == {}, left
+
+    def _left(self, ports: set[str]) -> dict[str, object]:
+        found = {
+            "processes": self.processes(),
+            "folders": sorted(p.name for p in self.home.iterdir()),
+            "ports": sorted(ports & {address for address, _ in _listening()}),
+            "zombies": _zombies(),
+        }
+        return {what: left for what, left in found.items() if left}
+
+
+def _listening() -> set[tuple[str, str]]:
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {(words[1], words[9]) for words in lines if words[3] == "0A"}
+
+
+def _zombies() -> list[int]:
+    """Children of this process that nobody has waited for."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if state == "Z" and int(parent) == os.getpid():
+                found.append(int(entry.name))
+    return found

@@ -1,0 +1,41 @@
+"""The benchmarks that run beside torch: small, here only for equal losses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(250)
+HOME = Path(__file__).parents[2]
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(HOME / "benchmarks" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_host_cost_compares_losses_with_one_process() -> None:
+    said = run("host_cost.py", "--quick", "--rows", "zbv,zero3")
+    for row, other in [("zbv", "zbv"), ("zero3", "fsdp2")]:
+        assert f"| {row} |" in said and f"| {other} |" in said
+    assert "equal those of one process" in said
+
+
+def test_shared_gpu_runs_on_processes(tmp_path: Path) -> None:
+    report, traces = tmp_path / "found.json", tmp_path / "traces"
+    said = run(
+        *("shared_gpu.py", "--device", "cpu", "--small", "--schedules", "dualpipev"),
+        *("--steps", "1", "--warmup", "1", "--json", str(report), "--trace", str(traces)),
+    )
+    assert "first losses of all equal that of one process" in said
+    (found,) = json.loads(report.read_text())["schedules"]
+    assert found["schedule"] == "dualpipev"
+    assert all(len(found[side]["ms"]) == 1 for side in ("piper", "torch"))
+    names = {path.name for path in traces.iterdir()}
+    assert names == {
+        f"{side}_dualpipev_rank{rank}.json.gz" for side in ("piper", "torch") for rank in range(4)
+    }
