@@ -18,6 +18,7 @@ import piper
 from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
 from piper.plan.types import RankPlan, bind
+from piper.runtime.host_order import HostOrder
 from piper.runtime.null import NullTransport
 from piper.runtime.shares import share_of
 from piper.runtime.worker import Worker
@@ -62,7 +63,7 @@ def empty_worker(job: Job, rank: int) -> Worker:
     me = bind(job.plan, rank)
     made = {job.bodies[t.body]: _prepared(me, t.writes) for t in me.tasks if t.body}
     with (
-        mock.patch("piper.runtime.worker.load", made.__getitem__),
+        mock.patch("piper.runtime.functions.load", made.__getitem__),
         mock.patch("piper.runtime.worker.Updater", _NoUpdate),
     ):
         return Worker(job.plan, rank, bodies=job.bodies, transport=NullTransport())
@@ -109,6 +110,7 @@ def by_kind(worker: Worker, me: RankPlan) -> dict[str, float]:
         return start
 
     worker.starts[:] = [timed(index) for index in range(len(starts))]
+    worker.order = HostOrder(worker)
     leaves = {
         slot.source: torch.zeros(
             (worker.plan.num_microbatches * slot.shape[0], *slot.shape[1:]), dtype=torch.int64
@@ -117,7 +119,6 @@ def by_kind(worker: Worker, me: RankPlan) -> dict[str, float]:
     }
     for _ in range(50):
         worker.step(leaves)
-    worker.starts[:] = starts
     return {kind: statistics.median(found) for kind, found in sorted(spent.items())}
 
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Processes of pools while they ran, and where they listened."""
+
+    pids: tuple[int, ...] = ()
+    ports: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -27,29 +36,35 @@ class Leavings:
                     found.append(int(entry.name))
         return found
 
-    def ports(self) -> set[str]:
-        """Where those processes listen."""
-        inodes = set()
-        for pid in self.processes():
+    def seen(self) -> Seen:
+        """What there is now."""
+        inodes, pids = set(), tuple(self.processes())
+        for pid in pids:
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
                 inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
-        return {address for address, inode in _listening() if inode in inodes}
+        return Seen(pids, frozenset(a for a, inode in _listening() if inode in inodes))
 
-    def assert_none(self, ports: set[str], *, within: float = 0.0) -> None:
+    def assert_none(self, seen: Seen, *, within: float = 0.0) -> None:
         """No process, folder, port, shared memory or zombie is left after some seconds."""
         deadline = time.monotonic() + within
-        while (left := self._left(ports)) and time.monotonic() < deadline:
+        while (left := self._left(seen)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert left == {}, left
 
-    def _left(self, ports: set[str]) -> dict[str, object]:
+    def _left(self, seen: Seen) -> dict[str, object]:
         found = {
             "processes": self.processes(),
-            "folders": sorted(p.name for p in self.home.iterdir()),
-            "ports": sorted(ports & {address for address, _ in _listening()}),
+            "folders": sorted(path.name for path in self.home.glob("piper-*")),
+            "ports": sorted(seen.ports & {address for address, _ in _listening()}),
+            "shared memory": [n for n in os.listdir("/dev/shm") if _of(seen.pids, n)],
             "zombies": _zombies(),
         }
         return {what: left for what, left in found.items() if left}
+
+
+def _of(pids: tuple[int, ...], name: str) -> bool:
+    """Whether a file's name has the number of one of some processes in it."""
+    return any(re.search(rf"(?<!\d){pid}(?!\d)", name) for pid in pids)
 
 
 def _listening() -> set[tuple[str, str]]:

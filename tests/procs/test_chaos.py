@@ -85,7 +85,7 @@ def test_a_random_fault(leavings: Leavings, number: int) -> None:
     run = job.launch(pool)
     started = time.monotonic() - began
     assert run.step(batch).loss == pytest.approx(loss, rel=1e-5)
-    ports = leavings.ports()
+    seen = leavings.seen()
     rank = dice.randrange(job.plan.mesh.size)
     spring, place = None, ""
     if dice.random() < 0.5:
@@ -110,12 +110,12 @@ def test_a_random_fault(leavings: Leavings, number: int) -> None:
     assert text.startswith(f"rank {rank} ")
     assert place in first
     assert seconds < (TIMEOUT if what in ("stop", "loop") else 0) + AFTER
-    leavings.assert_none(ports)
+    leavings.assert_none(seen)
 
 
 def test_after_all_that_a_run_starts_cleanly(leavings: Leavings) -> None:
     job, batch, loss = _job("pp2 zbv")
     with job.launch("local") as run:
         assert run.step(batch).loss == pytest.approx(loss, rel=1e-5)
-        ports = leavings.ports()
-    leavings.assert_none(ports)
+        seen = leavings.seen()
+    leavings.assert_none(seen)

@@ -18,7 +18,8 @@ from piper import schedules, where
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import OutOfMemory, RunError
-from tests.procs.leavings import Leavings
+from piper.strategies import parallel
+from tests.procs.leavings import Leavings, Seen
 from tests.procs.trapped import TrappedPool
 from tests.strategies import strategy_of
 from tests.zoo import CASES, program_of
@@ -51,11 +52,11 @@ def trapped(leavings: Leavings) -> Iterator[tuple[TrappedPool, Run]]:
     pool = TrappedPool(2, timeout=TIMEOUT)
     run = _job().launch(pool)
     run.step(CASES["dense"].batch(0))
-    ports = leavings.ports()
-    assert len(ports) >= 2
-    assert len(leavings.processes()) == 2
+    seen = leavings.seen()
+    assert len(seen.ports) >= 2
+    assert len(seen.pids) == 2
     yield pool, run
-    leavings.assert_none(ports)
+    leavings.assert_none(seen)
 
 
 def _step(run: Run, *, within: float) -> str:
@@ -130,22 +131,22 @@ def test_a_stopped_worker_that_cannot_even_be_told(leavings: Leavings) -> None:
     job = piper.trace(lambda: nn.Linear(2048, 1), batch, step).apply(strategy_of("dp2", "none"))
     pool = TrappedPool(2, timeout=2.0)
     run = job.lower().launch(pool)
-    ports = leavings.ports()
+    seen = leavings.seen()
     os.kill(pool.processes[0].pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(RunError, match=r"^rank 0 hangs before its first step: its process has not"):
         run.step(batch)
     assert time.monotonic() - began < 2.0 + AFTER
-    leavings.assert_none(ports)
+    leavings.assert_none(seen)
 
 
 @pytest.mark.parametrize(
     ("trap", "text"),
     [
-        ("1 start segv", r"^rank 1 was killed \(SIGSEGV\) at its start$"),
-        ("1 start raise", r"^rank 1 failed at its start: ValueError: sprung$"),
-        ("0 join kill", r"^rank 0 was killed \(SIGKILL, .*\) in join$"),
-        ("1 load segv", r"^rank 1 was killed \(SIGSEGV\) in load$"),
+        ("1 start segv", "rank 1 was killed (SIGSEGV) at its start"),
+        ("1 start raise", "rank 1 failed at its start: ValueError: sprung"),
+        ("0 join segv", "rank 0 was killed (SIGSEGV) in join"),
+        ("1 load segv", "rank 1 was killed (SIGSEGV) in load"),
     ],
 )
 def test_a_worker_that_dies_before_the_first_step(
@@ -155,9 +156,10 @@ def test_a_worker_that_dies_before_the_first_step(
     text: str,
 ) -> None:
     monkeypatch.setenv("PIPER_TRAP", trap)
-    with pytest.raises(RunError, match=text):
+    with pytest.raises(RunError) as caught:
         _job().launch(TrappedPool(2))
-    leavings.assert_none(set())
+    assert str(caught.value) == text
+    leavings.assert_none(Seen())
 
 
 def test_a_worker_that_raises_in_user_data_is_named_with_its_task() -> None:
@@ -189,25 +191,25 @@ def test_out_of_memory_names_the_largest_values_and_a_directive(leavings: Leavin
     def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return model(batch).square().mean()
 
-    batch = torch.ones(1 << 18, 64)  # 64 MiB, 32 on each rank, and as much after each layer
-    job = piper.trace(Wide, batch, step).apply(strategy_of("dp2", "none"))
+    batch = torch.ones(1 << 17, 64)  # 16 MiB on each rank, and as much after each layer
+    job = piper.trace(Wide, batch, step).apply(parallel(dp=2))
     pool = TrappedPool(2)
     run = job.lower().launch(pool)
-    ports = leavings.ports()
+    seen = leavings.seen()
     pid = pool.processes[1].pid
     with open(f"/proc/{pid}/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    limit = used + (150 << 20)
+    limit = used + (100 << 20)
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
     with pytest.raises(OutOfMemory) as caught:
         run.step(batch)
     text = str(caught.value)
     assert text.startswith("rank 1 ran out of memory in F[PP=")
     assert "DefaultCPUAllocator: can't allocate memory: you tried to allocate" in text
-    assert caught.value.held["saved"] > 20 << 20
+    assert caught.value.held["saved"] >= 16 << 20
     assert "MiB saved: %" in text
     assert 'legal: recompute(where(...), keep="nothing")' in text
-    leavings.assert_none(ports)
+    leavings.assert_none(seen)
 
 
 def test_a_batch_of_another_shape_is_refused_before_anything_runs() -> None:

@@ -81,7 +81,6 @@ def test_one_message_and_all_processes_gone(tmp_path: Path, what: str) -> None:
     assert done.returncode != 0
     ours = re.findall(r"^.*?(?:piper\.errors\.|piper: )(RunError: .*)$", done.stderr, re.M)
     place = f"from place ({script}:26)"
-    waits = r"recv>$d.%x/1[MB=0]@pp=0"
     if what == "raise":
         assert len(ours) == 1
         assert ours[0].startswith(
@@ -97,7 +96,8 @@ def test_one_message_and_all_processes_gone(tmp_path: Path, what: str) -> None:
         ] == []
         assert len(ours) <= 1  # torchrun may be faster, and says so itself
         assert "SIGKILL" in done.stderr
-    assert done.stderr.count("Traceback") <= 2, waits
+    if what != "SIGKILL":
+        assert "[rank1]" not in done.stderr  # which only lost its peer
     for file in pids.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)

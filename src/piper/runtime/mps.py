@@ -128,12 +128,12 @@ class Mps:
 
 
 def clear_away(folder: str) -> None:
-    """Remove a pool's folder after its driver; a daemon with its pipes there is ended first, by a
-    process of its own, since it waits for the processes that use it."""
-    with contextlib.suppress(OSError):
-        os.mkdir(os.path.join(folder, "ended"))  # only one rank can, and the folder is still there
-        pipes = glob.glob(os.path.join(folder, f"{_PREFIX}*", "pipe"))
+    """Remove a pool's folder after its driver, by whichever rank comes first. A daemon with its pipes
+    there is ended before, by a process of its own, since it waits for the processes that use it."""
+    pipes = glob.glob(os.path.join(folder, f"{_PREFIX}*", "pipe"))
+    with contextlib.suppress(OSError):  # another rank was faster
         if pipes and shutil.which(CONTROL):
+            os.mkdir(os.path.join(folder, "ended"))
             subprocess.Popen(
                 ["sh", "-c", f'echo quit | {CONTROL}; rm -rf "$0"', folder],
                 env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipes[0]},
@@ -143,4 +143,6 @@ def clear_away(folder: str) -> None:
                 start_new_session=True,
             )
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            gone = f"{folder}.gone"  # so that no rank makes a file in it meanwhile
+            os.rename(folder, gone)
+            shutil.rmtree(gone, ignore_errors=True)

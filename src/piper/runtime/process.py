@@ -46,7 +46,11 @@ def main(rank: int, descriptor: int, folder: str, make: Callable[..., Member] = 
         else:
             send(connection, ("ok", {"pid": os.getpid(), "device": device}))
         while True:
-            name, payload = receive(connection)
+            try:
+                name, payload = receive(connection)
+            except MemoryError as error:
+                send(connection, ("error", told(error, "step")))
+                continue
             if name == "close":
                 break
             send(connection, members[0].answer(name, payload))

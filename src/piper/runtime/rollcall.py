@@ -13,22 +13,24 @@ from typing import Any
 
 import torch.distributed as dist
 
-from piper.runtime.board import Where
+from piper.runtime.board import Board, Where
 
 STORE_SECONDS = 10
 
 
 class Rollcall:
-    """Ranks post their places all the time. Of a failure only one rank speaks: whoever does so first."""
+    """Ranks post their places all the time. Of a failure only one rank speaks: whoever does so first.
 
-    def __init__(self, rank: int, num_ranks: int) -> None:
+    `board` is an open file with this rank's cells, which others of this machine can look into."""
+
+    def __init__(self, rank: int, num_ranks: int, board: int) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
         store, _, _ = next(dist.rendezvous("env://"))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store: Any = dist.PrefixStore(f"piper/{attempt}", store)
         self.pulse = 0
-        self.store.set(f"process/{rank}", json.dumps([socket.gethostname(), os.getpid()]))
+        self.store.set(f"process/{rank}", json.dumps([socket.gethostname(), os.getpid(), board]))
         self.post(Where())
         self.store.wait([f"process/{r}" for r in range(num_ranks)])
         self.store.set_timeout(timedelta(seconds=STORE_SECONDS))
@@ -48,7 +50,18 @@ class Rollcall:
             for rank, (old, new) in enumerate(zip(before, after, strict=True))
             if old[0] == new[0] and rank != self.rank
         ]
-        return [Where(*posted[1:]) for posted in after], silent
+        places = [Where(*posted[1:]) for posted in after]
+        for rank in silent:
+            places[rank] = self._looked_up(rank) or places[rank]
+        return places, silent
+
+    def _looked_up(self, rank: int) -> Where | None:
+        """Where a rank of this machine is by its own cells: what it posted may be older."""
+        host, pid, board = json.loads(self.store.get(f"process/{rank}"))
+        path = f"/proc/{pid}/fd/{board}"
+        if host == socket.gethostname() and os.path.exists(path):
+            return Board(1, path).snapshot()[0]
+        return None
 
     def _posted(self) -> list[list[int]]:
         return [json.loads(self.store.get(f"where/{rank}")) for rank in range(self.num_ranks)]
@@ -59,6 +72,6 @@ class Rollcall:
 
     def kill(self, rank: int) -> None:
         """End a process of this machine that does not run, for which others would wait long."""
-        host, pid = json.loads(self.store.get(f"process/{rank}"))
+        host, pid, _ = json.loads(self.store.get(f"process/{rank}"))
         if host == socket.gethostname():
             os.kill(pid, signal.SIGKILL)

@@ -65,8 +65,8 @@ class Story:
 
     def waited_for(self, rank: int) -> list[int]:
         """The peers that keep a rank waiting: gone, or not there yet, or any."""
-        peers = self._peers(rank)
-        return [r for r in peers if r in self.gone] or self._missing(rank) or peers
+        gone = [r for r in self._group(self._task(rank), rank) if r in self.gone]
+        return gone or self._missing(rank) or self._peers(rank)
 
     def _doing(self, rank: int) -> str:
         where, task = self.board[rank], self._task(rank)
@@ -109,7 +109,10 @@ class Story:
 
     def _peers(self, rank: int) -> list[int]:
         """With whom a rank is in a communication that it waits for."""
-        task = self._task(rank) if self.board[rank].waits >= 0 else None
+        waits = self.board[rank].waits >= 0
+        return self._group(self._task(rank), rank) if waits else []
+
+    def _group(self, task: Task | None, rank: int) -> list[int]:
         if task is None or task.group < 0:
             return []
         return [r for r in self._me(rank).groups[task.group] if r != rank]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.plan.types import Plan, bind
-from piper.runtime.board import Where, where
+from piper.runtime.board import Board, Where, where
 from piper.runtime.devices import devices_of
 from piper.runtime.failure import Failure, as_error
 from piper.runtime.host_order import PeerError
@@ -28,6 +28,7 @@ from piper.runtime.shares import share_of
 START_SECONDS = 300
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 1.5  # for other ranks to say where they are
+QUIET_SECONDS = 15  # for the rank that speaks, before the others end by themselves
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -71,8 +72,10 @@ class TorchrunRun:
         if self.own_group:
             join(rank, num_ranks=world, init_method="env://", timeout=START_SECONDS)
         local, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        self.member = Member(rank, device=devices_of(per_node, plan.device)[local])
-        self.rollcall = Rollcall(rank, world)
+        self.board = os.memfd_create("piper-board")
+        cells = Board(1, f"/proc/self/fd/{self.board}").cells(0)
+        self.member = Member(rank, device=devices_of(per_node, plan.device)[local], cells=cells)
+        self.rollcall = Rollcall(rank, world, self.board)
         self._stepping = False
         self._speaking = threading.Lock()
         self._closed = threading.Event()
@@ -137,7 +140,9 @@ class TorchrunRun:
         return self._all("memory", None)
 
     def close(self) -> None:
-        self._closed.set()
+        if not self._closed.is_set():
+            self._closed.set()
+            os.close(self.board)
         if self.own_group:
             leave()
 
@@ -176,12 +181,12 @@ class TorchrunRun:
             if first and not lost:
                 board, _ = self.rollcall.call(GRACE_SECONDS)
                 board[self.me.rank] = here
-                raise as_error(Failure("error", self.me.rank, facts, board), self.plans) from error
+                raise as_error(Failure("error", self.me.rank, facts, board), self.plans) from None
             if first:  # whoever starts the ranks may end this one soon: no time to ask others
                 board = [here] * self.plan.mesh.size
                 failure = Failure("lost", self.me.rank, facts, board)
                 _say(RunError(as_error(failure, self.plans).message))
-        time.sleep(GRACE_SECONDS)
+        time.sleep(0 if first else QUIET_SECONDS)
         raise SystemExit(1)
 
     def _watch(self) -> None:
@@ -215,6 +220,8 @@ class TorchrunRun:
                 _say(as_error(Failure("hangs", -1, facts, board), self.plans))
                 for rank in silent:
                     self.rollcall.kill(rank)
+            else:
+                time.sleep(QUIET_SECONDS)
         os._exit(1)
 
 

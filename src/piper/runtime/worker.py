@@ -12,13 +12,14 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
-from piper.plan.types import PERSISTENT, Bucket, Plan, Slot, Task, bind
+from piper.plan.types import PERSISTENT, Plan, Slot, Task, bind
 from piper.runtime.board import STEP, Board
 from piper.runtime.buffers import pooled_tensors
 from piper.runtime.device_order import DeviceOrder
 from piper.runtime.functions import body_functions
 from piper.runtime.host_order import HostOrder
 from piper.runtime.keys import Keys
+from piper.runtime.sums import add_to_bucket, add_values, parts_of, views
 from piper.runtime.transport import Exchange, Pending, Transport
 from piper.runtime.update import Updater, clip_scale
 from piper.runtime.weights import initial_value
@@ -178,54 +179,10 @@ class Worker:
         return start
 
     def _add(self, task: Task) -> Start:
-        if self.me.slots[task.writes[0]].bucket >= 0:
-            return self._add_to_bucket(task)
-        slots = self.slots
-        pairs = list(zip(task.reads, task.writes, task.first, strict=True))
-        added = [(source, total) for source, total, first in pairs if not first]
-        made = [
-            (source, total, getattr(torch, self.me.slots[total].dtype))
-            for source, total, first in pairs
-            if first
-        ]
-
-        def start() -> None:
-            if added:
-                torch._foreach_add_([slots[t] for _, t in added], [slots[s] for s, _ in added])
-            for source, total, dtype in made:
-                slots[total] = slots[source].to(dtype, copy=True)
-
-        return start
-
-    def _add_to_bucket(self, task: Task) -> Start:
-        """Add gradients where their parameters lie in the bucket, or a part to the rank's part."""
-        slots, (total,) = self.slots, task.writes
-        slot = self.me.slots[total]
-        fresh = slot.kind == "sum" and task.zeros
-        bucket = self.plan.buckets[slot.bucket]
-        size = dict(zip(bucket.offsets, bucket.shapes, strict=True))
-        offsets = task.offsets or (0,) * len(task.reads)
-        ranges = [
-            (source, offset, math.prod(size[offset]) if task.offsets else slot.shape[0], first)
-            for source, offset, first in zip(task.reads, offsets, task.first, strict=True)
-        ]
-        zeros = task.zeros
-
-        def start() -> None:
-            if fresh:
-                slots[total] = torch.zeros(slot.shape, dtype=dtype, device=device)
-            elif zeros:
-                slots[total].zero_()
-            flat = slots[total]
-            for wanted in (True, False):
-                parts = [(s, o, n) for s, o, n, first in ranges if first == wanted]
-                if parts:
-                    into = [flat[o : o + n] for _, o, n in parts]
-                    grads = [slots[s].view(-1) for s, _, _ in parts]
-                    (torch._foreach_copy_ if wanted else torch._foreach_add_)(into, grads)
-
-        dtype, device = getattr(torch, slot.dtype), self.device
-        return start
+        slot = self.me.slots[task.writes[0]]
+        if slot.bucket < 0:
+            return add_values(task, self.slots, self.me.slots)
+        return add_to_bucket(task, self.slots, slot, self.plan.buckets[slot.bucket], self.device)
 
     def _read(self, task: Task) -> Start:
         sent, received = task.reads
@@ -262,17 +219,19 @@ class Worker:
         self.updaters[task.bucket] = updater
         (flat, *more) = task.reads
         norm = more.pop() if task.clip is not None else None
+        grads = [self.slots[flat]] if bucket.over else views(self.slots[flat], parts_of(bucket))
+        looks = bool(more) and self.device.type == "cpu"  # elsewhere the host would wait for it
 
         def start() -> None:
             divisor: Any = self.slots[more[0]] if more else task.count
-            if more and float(divisor) == 0:
-                raise RunError("the total count of the batch is 0: there is nothing to average")
+            if looks:
+                _check_count(float(divisor))
             scale = None
             if norm is not None and task.clip is not None:
                 scale = clip_scale(self.slots[norm], divisor, task.clip)
             if task.late:
                 updater.keep()
-            updater.step(_gradients(self.slots[flat], bucket), divisor, scale)
+            updater.step(grads, divisor, scale)
 
         return start
 
@@ -358,6 +317,7 @@ class Worker:
     def results(self) -> dict[str, float]:
         found = {name: float(self.slots[i]) for name, i in self.me.results.items()}
         found.setdefault("count", float(self.plan.num_data_ranks * self.plan.num_microbatches))
+        _check_count(found["count"])
         return found
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
@@ -384,11 +344,6 @@ class Worker:
         return found
 
 
-def _gradients(flat: Tensor, bucket: Bucket) -> list[Tensor]:
-    """The gradients of a bucket's parameters; the rank's part of it is one tensor."""
-    if bucket.over:
-        return [flat]
-    return [
-        flat[start : start + math.prod(shape)].view(shape)
-        for start, shape in zip(bucket.offsets, bucket.shapes, strict=True)
-    ]
+def _check_count(count: float) -> None:
+    if count == 0:
+        raise RunError("the total count of the batch is 0: there is nothing to average")

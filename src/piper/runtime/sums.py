@@ -1,0 +1,110 @@
+"""Sums: what adds gradients up, prepared once per task."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper.plan.types import Bucket, Slot, Task
+
+Start = Callable[[], None]
+Part = tuple[int, tuple[int, ...]]  # where a part of a flat tensor begins, and its shape
+
+
+def views(flat: Tensor, parts: Iterable[Part]) -> list[Tensor]:
+    """The parts of a flat tensor."""
+    return [flat[start : start + math.prod(shape)].view(shape) for start, shape in parts]
+
+
+def parts_of(bucket: Bucket) -> list[Part]:
+    """Where a bucket's parameters lie."""
+    return list(zip(bucket.offsets, bucket.shapes, strict=True))
+
+
+def add_values(task: Task, slots: list[Any], known: Sequence[Slot]) -> Start:
+    """Add each read to the sum that is written in its place, or begin that sum with it."""
+    pairs = list(zip(task.reads, task.writes, task.first, strict=True))
+    rounds = _rounds([(source, total) for source, total, first in pairs if not first])
+    made = [(s, t, getattr(torch, known[t].dtype)) for s, t, first in pairs if first]
+
+    def start() -> None:
+        for added in rounds:
+            torch._foreach_add_([slots[t] for _, t in added], [slots[s] for s, _ in added])
+        for source, total, dtype in made:
+            slots[total] = slots[source].to(dtype, copy=True)
+
+    return start
+
+
+def add_to_bucket(
+    task: Task, slots: list[Any], slot: Slot, bucket: Bucket, device: torch.device
+) -> Start:
+    """Add gradients where their parameters lie in the bucket, or a part to the rank's part."""
+    (total,) = task.writes
+    shape_at = dict(parts_of(bucket))
+    places: list[Part] = [(0, slot.shape)] * len(task.reads)
+    if task.offsets:
+        places = [(offset, shape_at[offset]) for offset in task.offsets]
+    found = list(zip(task.reads, places, task.first, strict=True))
+    copied = [(source, place) for source, place, first in found if first]
+    rounds = _rounds([(source, place) for source, place, first in found if not first])
+    zeros, fresh = task.zeros, slot.kind == "sum" and task.zeros
+    stays: list[tuple[Any, list[int], list[Tensor]]] = []
+    calls = [(torch._foreach_copy_, copied)] if copied else []
+    calls += [(torch._foreach_add_, added) for added in rounds]
+    if slot.kind == "grad":  # its memory is there for good, and so are the parts of it
+        stays = [
+            (call, [s for s, _ in pairs], views(slots[total], (p for _, p in pairs)))
+            for call, pairs in calls
+        ]
+    dtype = getattr(torch, slot.dtype)
+
+    def start_what_stays() -> None:
+        if zeros:
+            slots[total].zero_()
+        for call, sources, into in stays:
+            call(into, [slots[s] for s in sources])
+
+    cut, kept = _cut(slot.shape[0], places)
+    number = dict(zip(dict.fromkeys(sorted(places)), kept, strict=True))
+    flat_calls = [(c, [(s, number[p]) for s, p in pairs]) for c, pairs in calls]
+
+    def start() -> None:
+        if fresh:
+            slots[total] = torch.zeros(slot.shape, dtype=dtype, device=device)
+        elif zeros:
+            slots[total].zero_()
+        pieces = slots[total].split(cut)
+        for call, pairs in flat_calls:
+            call([pieces[i] for _, i in pairs], [slots[s].view(-1) for s, _ in pairs])
+
+    return start_what_stays if stays else start
+
+
+def _cut(size: int, places: list[Part]) -> tuple[list[int], list[int]]:
+    """Lengths to cut a flat tensor into, so that each place is a piece, and which pieces those are."""
+    cut, kept, end = [], [], 0
+    for start, shape in dict.fromkeys(sorted(places)):
+        if start > end:
+            cut.append(start - end)
+        kept.append(len(cut))
+        cut.append(math.prod(shape))
+        end = start + math.prod(shape)
+    return (cut + [size - end] if size > end else cut), kept
+
+
+def _rounds(pairs: list[tuple[int, Any]]) -> list[list[tuple[int, Any]]]:
+    """The same additions in turns of which none has a target twice."""
+    seen: Counter[Any] = Counter()
+    found: list[list[tuple[int, Any]]] = []
+    for source, target in pairs:
+        if seen[target] == len(found):
+            found.append([])
+        found[seen[target]].append((source, target))
+        seen[target] += 1
+    return found
