@@ -19,12 +19,14 @@ from piper.plan.types import Plan
 from piper.runtime.local import LocalPool
 from piper.runtime.loopback import Loopback
 from piper.runtime.pool_run import Pool, PoolRun
+from piper.runtime.ray_pool import RayPool
 from piper.runtime.single import SingleRun
 from piper.runtime.torchrun import TorchrunRun
 
 _OPTIONS = {
     "local": ("timeout", "ranks_per_gpu", "report", "compile"),
     "torchrun": ("timeout", "compile"),
+    "ray": ("timeout", "address", "near", "spread", "num_cpus", "report", "compile"),
     "loopback": ("adversary", "seed", "observe", "compile"),
     "single": ("compile",),
     "pool": ("compile",),
@@ -114,6 +116,8 @@ class Job:
         pool: Pool | Callable[[], Pool]
         if launcher == "local":
             pool = partial(LocalPool, plan.mesh.size, device=plan.device, **options)
+        elif launcher == "ray":
+            pool = partial(RayPool, plan.mesh.size, device=plan.device, mesh=plan.mesh, **options)
         else:
             assert not isinstance(launcher, str)
             pool = launcher

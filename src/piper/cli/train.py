@@ -48,7 +48,10 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--timeout", type=float, metavar="S", help="seconds without progress that end the run"
     )
-    group.add_argument("--address", help="Ray: an existing cluster (default: start one here)")
+    group.add_argument(
+        "--address",
+        help="Ray: HOST:PORT of a cluster, or local (default: one that runs, else a new one here)",
+    )
     group.add_argument("--near", metavar="AXIS", help="Ray: ranks along it on one machine")
     group.add_argument("--spread", metavar="AXIS", help="Ray: ranks along it on many machines")
     group = parser.add_argument_group("training")

@@ -22,8 +22,8 @@ CAUSES: tuple[Kind, ...] = ("died", "error", "hangs", "lost")
 class Failure(Exception):
     """A rank that died, raised, lost its peers or hangs; rank -1 hangs with all others.
 
-    `facts`: `command`, and `code` of one that died, `error`, `trace` and (out of memory) `memory` of one
-    that raised, `seconds` without progress. `others` is what else was seen.
+    `facts`: `command`, and `code` or `reason` of one that died, `error`, `trace` and (out of memory)
+    `memory` of one that raised, `seconds` without progress. `others` is what else was seen.
     """
 
     kind: Kind
@@ -53,9 +53,10 @@ def as_error(failure: Failure, plans: Mapping[str, Plan]) -> RunError:
     else:
         ranks = [failure.rank]
         message = f"rank {failure.rank} {_what(failure, story)}"
+        if story and "reason" in failure.facts:  # only those who share a machine see the very last
+            message += ", last seen"
         message += story.place(failure.rank) if story else _during(command)
-        if "error" in failure.facts:
-            message += f": {failure.facts['error']}"
+        message += _reason(failure)
     known = {f.rank: _what(f, None) + _reason(f) for f in failure.others if f.kind != "lost"}
     details = story.others(ranks, known) if story else []
     memory = failure.facts.get("memory")
@@ -73,7 +74,7 @@ def as_error(failure: Failure, plans: Mapping[str, Plan]) -> RunError:
 def _what(failure: Failure, story: Story | None) -> str:
     match failure.kind:
         case "died":
-            return _ending(failure.facts["code"])
+            return "died" if "reason" in failure.facts else _ending(failure.facts["code"])
         case "lost":
             peers = story.waited_for(failure.rank) if story else []
             return f"lost {ranks_text(peers)}" if peers else "lost its peers"
@@ -84,7 +85,8 @@ def _what(failure: Failure, story: Story | None) -> str:
 
 
 def _reason(failure: Failure) -> str:
-    return f": {failure.facts['error']}" if "error" in failure.facts else ""
+    found = failure.facts.get("error") or failure.facts.get("reason")
+    return f": {found}" if found else ""
 
 
 def _hang(failure: Failure, story: Story | None) -> tuple[list[int], str]:

@@ -23,11 +23,9 @@ from piper.runtime.failure import Failure, as_error, first_cause
 from piper.runtime.gates import make_shared
 from piper.runtime.messages import receive, send
 from piper.runtime.mps import Mps
-from piper.runtime.patience import Patience
+from piper.runtime.patience import START_SECONDS, Patience
 from piper.runtime.pool_run import Message
 
-START_SECONDS = 120
-LOAD_SECONDS = 1800  # bodies may be compiled
 EXIT_SECONDS = 10
 GRACE_SECONDS = 1.0  # after a failure, time for other ranks to say what they saw
 LOOK_SECONDS = 0.5
@@ -147,7 +145,7 @@ class LocalPool:
     def _collect(self, command: str, report: Report | None = None) -> list[Any]:
         answers: dict[int, Any] = {}
         failures: list[Failure] = []
-        patience = Patience(self.board, self._patience(command), self._frozen_after(command))
+        patience = Patience.of(self.board, command, self.timeout)
         deadline = float("inf")
         while len(answers) < self.num_ranks and time.monotonic() < deadline:
             for rank in self._ready(answers):
@@ -164,13 +162,6 @@ class LocalPool:
         if failures:
             raise first_cause(failures, self.board.snapshot())
         return [answers[rank] for rank in range(self.num_ranks)]
-
-    def _patience(self, command: str) -> float:
-        return {"step": self.timeout, "start": START_SECONDS}.get(command, LOAD_SECONDS)
-
-    def _frozen_after(self, command: str) -> float:
-        """Modules that are loaded may keep a process from showing its pulse for long."""
-        return self.timeout if command == "step" else max(self.timeout, START_SECONDS)
 
     def _ready(self, answers: Mapping[int, Any]) -> list[int]:
         """Ranks that have an answer, or whose process has ended, after a moment."""

@@ -154,11 +154,20 @@ def told(error: Exception, command: str, worker: Worker | None = None) -> dict[s
     return facts
 
 
-def join(rank: int, *, num_ranks: int, init_method: str, timeout: float) -> None:
-    """Become a rank of the default group. It moves no training data; groups of plans do."""
+def join(
+    rank: int,
+    *,
+    num_ranks: int,
+    timeout: float,
+    init_method: str | None = None,
+    store: dist.Store | None = None,
+) -> None:
+    """Become a rank of the default group, which meets by `init_method` or at `store`. It moves no
+    training data; groups of plans do."""
     dist.init_process_group(
         "gloo",
         init_method=init_method,
+        store=store,
         rank=rank,
         world_size=num_ranks,
         timeout=timedelta(seconds=timeout),

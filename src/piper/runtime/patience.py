@@ -8,6 +8,8 @@ from typing import Any
 
 from piper.runtime.board import Board
 
+START_SECONDS = 120
+LOAD_SECONDS = 1800  # bodies may be compiled
 # A process counts as frozen when its pulse stood still for this part of the time that is allowed.
 _FROZEN = 0.75
 
@@ -22,6 +24,13 @@ class Patience:
         now = time.monotonic()
         self.seen, self.since = board.snapshot(), now
         self.pulses, self.beats = board.pulses(), [now] * board.num_ranks
+
+    @classmethod
+    def of(cls, board: Board, command: str, timeout: float) -> Patience:
+        """That with a command, if steps have `timeout`. Modules that are loaded may keep a process
+        from showing its pulse for long."""
+        seconds = {"step": timeout, "start": START_SECONDS}.get(command, LOAD_SECONDS)
+        return cls(board, seconds, timeout if command == "step" else max(timeout, START_SECONDS))
 
     def over(self, waiting: Collection[int]) -> dict[str, Any] | None:
         """What is wrong with the ranks that have not answered, if they had time enough."""

@@ -81,6 +81,7 @@ class PoolRun:
         try:
             return self.pool.ask(messages)
         except Failure as failure:
+            self.close()
             raise as_error(failure, self.plans) from None
 
     def step(
