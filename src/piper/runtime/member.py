@@ -19,6 +19,7 @@ from piper.runtime.board import Board, begin, clear, end
 from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
 from piper.runtime.gates import Gates
+from piper.runtime.heap import keep_memory
 from piper.runtime.host_order import PeerError
 from piper.runtime.profile import profiled
 from piper.runtime.reading import Reader, function_of
@@ -35,6 +36,8 @@ class Member:
         self.device = torch.device(device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        else:
+            keep_memory()
         self.cells = Board(1).cells(0) if cells is None else cells
         clear(self.cells)
         self.communicators = Communicators(self.device)
