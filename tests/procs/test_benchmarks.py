@@ -1,6 +1,7 @@
 """The benchmarks that run beside torch: small, here only for equal losses."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ def test_host_cost_compares_losses_with_one_process() -> None:
     assert "equal those of one process" in said
 
 
+@pytest.mark.skipif("PIPER_LONG" not in os.environ, reason="a minute: PIPER_LONG=1 runs it")
 def test_shared_gpu_runs_on_processes(tmp_path: Path) -> None:
     report, traces = tmp_path / "found.json", tmp_path / "traces"
     said = run(
