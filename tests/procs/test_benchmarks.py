@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(250)
+pytestmark = [
+    pytest.mark.timeout(250),
+    pytest.mark.skipif("PIPER_LONG" not in os.environ, reason="a minute: PIPER_LONG=1 runs it"),
+]
 HOME = Path(__file__).parents[2]
 
 
@@ -26,7 +29,6 @@ def test_host_cost_compares_losses_with_one_process() -> None:
     assert "equal those of one process" in said
 
 
-@pytest.mark.skipif("PIPER_LONG" not in os.environ, reason="a minute: PIPER_LONG=1 runs it")
 def test_shared_gpu_runs_on_processes(tmp_path: Path) -> None:
     report, traces = tmp_path / "found.json", tmp_path / "traces"
     said = run(

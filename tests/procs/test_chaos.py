@@ -24,7 +24,7 @@ from tests.zoo import CASES, program_of
 
 pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(300)]
 
-ROUNDS = int(os.environ.get("PIPER_CHAOS", "3"))
+ROUNDS = int(os.environ.get("PIPER_CHAOS", "2"))
 SEED = int(os.environ.get("PIPER_CHAOS_SEED", "0"))
 TIMEOUT = 6.0  # without progress; a busy machine needs a while for a step
 AFTER = 6.0  # for the rest of an ending: answers of other ranks, and processes

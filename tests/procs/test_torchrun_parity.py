@@ -14,11 +14,10 @@ from tests.matrix import ZERO, Cell
 pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(300)]
 
 CELLS = [
-    Cell(0, "1f1b", "copied", "tied", dp=2),
-    Cell(1, "interleaved_1f1b", "sharded", "dropout", dp=2),
     Cell(2, "dualpipev", "sharded", "moe", dp=2),
-    Cell(3, "zbv", "copied", "skips", dp=2),
-    Cell(3, "zb_h1", "sharded", "recompute", dp=2),
+    Cell(3, "zb_h1", "sharded", "moe", dp=2),
+    Cell(1, "interleaved_1f1b", "copied", "moe", dp=2),
+    Cell(0, "zbv", "copied", "moe", dp=2),
 ]
 
 

@@ -46,7 +46,7 @@ def profile(examples: int) -> settings:
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 600)
-@profile(40)
+@profile(30)
 @given(RANDOM)
 def test_a_legal_program_trains_like_one_device(rng: Random) -> None:
     strategy = random_strategy(rng, SPECS, ROWS)

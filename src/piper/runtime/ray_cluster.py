@@ -18,6 +18,8 @@ CHECK_SECONDS = 60.0
 def load_ray() -> Any:
     """The module, which is an extra."""
     try:
+        # Ray would replace `print` in this process, which tracing then stumbles over.
+        os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")
         import ray
         import ray.cloudpickle
         import ray.util.scheduling_strategies
