@@ -88,3 +88,11 @@ def _options(made: torch.optim.Optimizer) -> dict[str, Any]:
     group = made.param_groups[0]
     given = {key: plain(group[key]) for key in made.defaults if key in taken}
     return {key: value for key, value in given.items() if value != taken[key].default}
+
+
+def warm_up(optimizer: Optimizer) -> None:
+    """Step a small parameter once: torch loads modules for that, which takes seconds that would
+    otherwise pass, without a sign of progress, in the first step."""
+    param = torch.nn.Parameter(torch.zeros(2, 2))
+    param.grad = torch.zeros_like(param)
+    make_optimizer(optimizer, [param]).step()

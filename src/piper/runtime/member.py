@@ -18,6 +18,7 @@ from piper.plan.types import plan_from_json
 from piper.runtime.board import Board, begin, clear, end
 from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
+from piper.runtime.factory import warm_up
 from piper.runtime.gates import Gates
 from piper.runtime.heap import keep_memory
 from piper.runtime.host_order import PeerError
@@ -72,6 +73,8 @@ class Member:
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
         self.communicators.prepare(plan)
+        if plan.train and self.device.type == "cpu":
+            warm_up(plan.optimizer)
         self.workers[name] = Worker(
             plan,
             self.rank,
