@@ -27,7 +27,7 @@ from tests.matrix import Cell
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
 
-pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(300)]
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'piper[ray]'"
 )
