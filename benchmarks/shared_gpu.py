@@ -106,14 +106,17 @@ class TorchSide:
         self.ranks.ask("drop", self.name)
 
 
-def measure(
-    schedule: str, pool: piper.LocalPool, ranks: TorchRanks, wanted: float, options: Any
-) -> dict[str, Any]:
-    """Both sides of a schedule, in rounds."""
+def measure(schedule: str, wanted: float, options: Any) -> dict[str, Any]:
+    """Both sides of a schedule, in rounds, on processes of their own."""
     begin = time.perf_counter()
     job = lower(schedule, options)
     found: dict[str, Any] = {"schedule": schedule, "lower_s": time.perf_counter() - begin}
+    shared = RANKS if options.device == "cuda" else 1
     with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(torch_ranks(options))
+        start(ranks, options.sizes, job)
+        pool = piper.LocalPool(RANKS, device=options.device, ranks_per_gpu=shared)
+        stack.enter_context(pool)
         sides: dict[str, PiperSide | TorchSide] = {}
         for name in ("piper", "torch"):
             begin = time.perf_counter()
@@ -225,20 +228,14 @@ def main() -> None:
     wanted = found["one_process"]["eager"]["loss"]
     found["schedules"] = []
     print(HEAD, flush=True)
-    shared = RANKS if options.device == "cuda" else 1
-    with (
-        torch_ranks(options) as ranks,
-        piper.LocalPool(RANKS, device=options.device, ranks_per_gpu=shared) as pool,
-    ):
-        start(ranks, options.sizes, lower("1f1b", options))
-        for schedule in options.schedules:
-            found["schedules"].append(measure(schedule, pool, ranks, wanted, options))
-            print(line(found["schedules"][-1]), flush=True)
+    for schedule in options.schedules:
+        found["schedules"].append(measure(schedule, wanted, options))
+        print(line(found["schedules"][-1]), flush=True)
+        if options.json:
+            with open(options.json, "w") as file:
+                json.dump(found, file, indent=1)
     bound = TOLERANCE[options.sizes.dtype]
     print(f"first losses of all equal that of one process within {bound:g} (relative)")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(found, file, indent=1)
 
 
 if __name__ == "__main__":

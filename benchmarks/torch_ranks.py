@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
 import torch
@@ -101,15 +101,19 @@ class TorchRanks:
         chosen = [self.connections[r] for r in ranks] if ranks else self.connections
         for connection in chosen:
             send(connection, (name, arguments))
-        answers = []
-        for rank, connection in enumerate(chosen):
-            if not connection.poll(ANSWER_SECONDS):
-                raise TimeoutError(f"torch rank {rank} did not answer {name} {arguments[:1]}")
-            answers.append(receive(connection))
-        for error, _ in answers:
-            if error is not None:
-                raise RuntimeError(error)
-        return [answer for _, answer in answers]
+        answers: dict[Connection, Any] = {}
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while len(answers) < len(chosen):
+            waiting = [connection for connection in chosen if connection not in answers]
+            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                late = [chosen.index(connection) for connection in waiting]
+                raise TimeoutError(f"torch ranks {late} did not answer {name} {arguments[:1]}")
+            for connection in ready:
+                error, answers[connection] = receive(connection)
+                if error is not None:  # the others may wait for it for ever
+                    raise RuntimeError(error)
+        return [answers[connection] for connection in chosen]
 
     def steps(
         self, name: str, num: int, ranks: list[int] | None = None
