@@ -34,6 +34,7 @@ from piper.runtime.weights import initial_value
 from piper.runtime.worker import Worker
 
 ANSWER_SECONDS = 300
+GRACE_SECONDS = 5  # for the others, when one has failed
 BATCHES = 4  # distinct batches, used in turn
 
 
@@ -102,17 +103,21 @@ class TorchRanks:
         for connection in chosen:
             send(connection, (name, arguments))
         answers: dict[Connection, Any] = {}
+        failed = ""
         deadline = time.monotonic() + ANSWER_SECONDS
         while len(answers) < len(chosen):
             waiting = [connection for connection in chosen if connection not in answers]
             ready = wait(waiting, max(0.0, deadline - time.monotonic()))
             if not ready:
                 late = [chosen.index(connection) for connection in waiting]
-                raise TimeoutError(f"torch ranks {late} did not answer {name} {arguments[:1]}")
+                failed = failed or f"torch ranks {late} did not answer {name} {arguments[:1]}"
+                break
             for connection in ready:
                 error, answers[connection] = receive(connection)
-                if error is not None:  # the others may wait for it for ever
-                    raise RuntimeError(error)
+                if error is not None and not failed:  # others may wait for this one for ever
+                    failed, deadline = error, time.monotonic() + GRACE_SECONDS
+        if failed:
+            raise RuntimeError(failed)
         return [answers[connection] for connection in chosen]
 
     def steps(

@@ -1,13 +1,17 @@
-"""HostOrder: a Worker's tasks on the CPU, in dispatch order, with communication going on beside them."""
+"""HostOrder: a Worker's tasks on the CPU, in dispatch order, with communication going on beside them.
+
+There a chunk holds the host until it is over, so messages start as soon as the plan lets them: one that
+stands behind a chunk it need not wait for would keep its peer waiting.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from piper.plan.types import Task
+from piper.plan.types import Slot, Task
 from piper.runtime.board import NOTHING, TASK, WAITS
 from piper.runtime.storages import out_of_memory
 from piper.runtime.transport import Pending
@@ -31,20 +35,20 @@ class HostOrder:
         self.worker = worker
         self.cells = worker.cells
         self.names = [task.name for task in tasks]
-        self.talks = [task.group >= 0 and task.kind != "read" for task in tasks]
+        self.talks = [_talks(task) for task in tasks]
         self.frees = [task.frees for task in tasks]
         # Communication under way, per stream.
         self.queues: list[deque[tuple[int, Pending]]] = [deque() for _ in worker.plan.streams]
+        before = _finished_before(tasks, worker.me.slots)
         self.table = [
             (
-                start,
-                tuple((tasks[i].stream, i) for i in before),
-                self.queues[task.stream],
-                task.frees,
+                i,
+                worker.starts[i],
+                tuple((tasks[other].stream, other) for other in before[i]),
+                self.queues[tasks[i].stream],
+                tasks[i].frees,
             )
-            for start, before, task in zip(
-                worker.starts, _finished_before(tasks), tasks, strict=True
-            )
+            for i in _messages_early(tasks, before)
         ]
 
     @contextlib.contextmanager
@@ -63,7 +67,7 @@ class HostOrder:
 
     def _run(self) -> None:
         cells, free = self.cells, self.worker.free
-        for index, (start, before, queue, frees) in enumerate(self.table):
+        for index, start, before, queue, frees in self.table:
             cells[TASK] = index
             for stream, last in before:
                 self._finish(self.queues[stream], last)
@@ -93,16 +97,36 @@ class HostOrder:
                 self.worker.free(slot)
 
 
-def _finished_before(tasks: tuple[Task, ...]) -> list[tuple[int, ...]]:
+def _talks(task: Task) -> bool:
+    return task.group >= 0 and task.kind != "read"
+
+
+def _finished_before(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...]]:
     """Per task, the communications that must be finished first: its waits, and earlier ones of its own
-    stream that touch the same slots (a stream runs in order, so that the plan has no wait for them)."""
+    stream that touch the same memory (a stream runs in order, so that the plan has no wait for them)."""
     found: list[tuple[int, ...]] = []
-    touched: dict[tuple[int, int], int] = {}  # (stream, slot) -> last communication
+    touched: dict[tuple[int, str, int], int] = {}  # stream and memory -> last communication
     for index, task in enumerate(tasks):
-        slots = (*task.reads, *task.writes, *task.frees)
-        own = [touched[task.stream, s] for s in slots if (task.stream, s) in touched]
+        places = []
+        for slot in (*task.reads, *task.writes, *task.frees):
+            pool = slots[slot].pool
+            places.append((task.stream, *(("pool", pool) if pool >= 0 else ("slot", slot))))
+        own = [touched[place] for place in places if place in touched]
         found.append(tuple(dict.fromkeys((*task.waits, *own))))
-        if task.group >= 0 and task.kind != "read":
-            for slot in slots:
-                touched[task.stream, slot] = index
+        if _talks(task):
+            touched.update(dict.fromkeys(places, index))
     return found
+
+
+def _messages_early(tasks: Sequence[Task], before: Sequence[tuple[int, ...]]) -> list[int]:
+    """The order of dispatch with each message right behind the last task that it waits for. Streams keep
+    their order, and a task that would hold the host until some communication ends stays in its place."""
+    place: list[tuple[int, int, int]] = []  # per task: behind which, and the order there
+    last: dict[int, int] = {}  # stream -> behind which task its latest one comes
+    for index, task in enumerate(tasks):
+        behind = index
+        if task.kind in ("send", "recv") and not any(_talks(tasks[i]) for i in before[index]):
+            behind = max((*before[index], last.get(task.stream, -1)), default=-1)
+        place.append((behind, behind != index, index))
+        last[task.stream] = behind
+    return sorted(range(len(tasks)), key=place.__getitem__)
