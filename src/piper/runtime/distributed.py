@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,6 +23,8 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 # Longer than anybody watches a step: whoever watches says more than a timeout of torch's.
 TIMEOUT = timedelta(hours=1)
 
+MESSAGES = ("send", "recv")
+
 Channel = tuple[tuple[int, ...], Stream]
 
 
@@ -32,13 +34,17 @@ class Communicators:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.groups: dict[Channel, Any] = {}
+        self.messages: Any = None  # on CPUs, where messages have tags, one group for all of them
         self.gates: Gates | None = None  # where all ranks are on one machine
         self.gate_of: dict[Channel, Gate] = {}
 
     def prepare(self, plan: Plan) -> None:
         """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
         many there were before, so that members that made different others would never meet."""
-        for channel in sorted(_needed(plan) - self.groups.keys(), key=_order):
+        tagged = MESSAGES if self.device.type == "cpu" else ()
+        if self.messages is None and any(t.kind in tagged for c in plan.classes for t in c.tasks):
+            self.messages = dist.new_group(timeout=TIMEOUT)
+        for channel in sorted(_needed(plan, but=tagged) - self.groups.keys(), key=_order):
             ranks, stream = channel
             if self.device.type == "cpu":
                 self.groups[channel] = dist.new_group(list(ranks), timeout=TIMEOUT)
@@ -62,13 +68,14 @@ def _order(channel: Channel) -> tuple[Any, ...]:
     return ranks, stream.name, stream.priority, stream.max_sms or 0
 
 
-def _needed(plan: Plan) -> set[Channel]:
+def _needed(plan: Plan, *, but: Collection[str]) -> set[Channel]:
+    """The channels of all communication of a plan but some kinds."""
     found = set()
     for part in plan.classes:
         used = {
             (task.group, task.stream)
             for task in part.tasks
-            if task.group >= 0 and task.kind != "read"
+            if task.group >= 0 and task.kind not in ("read", *but)
         }
         for rank in plan.mesh.ranks(part.slice):
             for group, stream in used:
@@ -88,8 +95,11 @@ class DistributedTransport:
     """On a GPU all communication runs on the current stream. Torch runs messages on streams of its own,
     but not collectives: there a message is a broadcast from one rank to the other."""
 
-    def __init__(self, communicators: Communicators) -> None:
+    def __init__(self, communicators: Communicators, plan: Plan) -> None:
+        communicators.prepare(plan)
         self.groups = communicators.groups
+        self.messages = communicators.messages
+        self.tags = _tags(plan)
         self.gate_of = communicators.gate_of
         self.device = communicators.device
         self.aside = self.device.type == "cpu"  # else a collective runs on the current stream
@@ -101,25 +111,12 @@ class DistributedTransport:
         splits: list[list[int]] | None,
         into: Tensor | None,
     ) -> Pending:
-        channel = exchange.ranks, exchange.stream
-        group, gate = self.groups[channel], self.gate_of.get(channel)
-        if tensor is None:
-            into = self._empty(exchange) if into is None else into
-            if not self.aside:
-                if gate is not None:
-                    gate.pass_through(torch.cuda.current_stream().cuda_stream)
-                return _Work(dist.broadcast(into, exchange.peer, group=group), into)
-            work = dist.irecv(into, exchange.peer, group=group, tag=_tag(exchange))
-            return _Work(work, into)
-        aside = self.aside
-        match exchange.task.kind:
-            case "send" if not aside:
-                if gate is not None:
-                    gate.open(torch.cuda.current_stream().cuda_stream)
-                return _Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
-            case "send":
-                work = dist.isend(tensor, exchange.peer, group=group, tag=_tag(exchange))
-                return _Work(work, keep=tensor)
+        kind, aside = exchange.task.kind, self.aside
+        if kind in MESSAGES:
+            return self._message(exchange, tensor, into)
+        assert tensor is not None
+        group = self.groups[exchange.ranks, exchange.stream]
+        match kind:
             case "all_reduce":
                 if into is None:
                     into = tensor.clone()
@@ -136,6 +133,24 @@ class DistributedTransport:
                 return _Work(work, into, keep=tensor)
             case _:
                 return self._all_to_all(exchange, tensor, splits, into, group)
+
+    def _message(self, exchange: Exchange, tensor: Tensor | None, into: Tensor | None) -> Pending:
+        """Send a tensor, or receive one."""
+        if tensor is None:
+            into = self._empty(exchange) if into is None else into
+        if self.aside:
+            group, tag = self.messages, self.tags[exchange.task.key]
+            if tensor is None:
+                return _Work(dist.irecv(into, exchange.peer, group=group, tag=tag), into)
+            return _Work(dist.isend(tensor, exchange.peer, group=group, tag=tag), keep=tensor)
+        channel = exchange.ranks, exchange.stream
+        group, gate = self.groups[channel], self.gate_of.get(channel)
+        if gate is not None:
+            step = gate.pass_through if tensor is None else gate.open
+            step(torch.cuda.current_stream().cuda_stream)
+        if tensor is None:
+            return _Work(dist.broadcast(into, exchange.peer, group=group), into)
+        return _Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
 
     def _empty(self, exchange: Exchange) -> Tensor:
         (slot,) = exchange.outputs
@@ -160,9 +175,11 @@ class DistributedTransport:
         return _Work(work, into, keep=tensor)
 
 
-def _tag(exchange: Exchange) -> int:
-    """Both ends of a message derive the same tag from its key, so that no two are confused."""
-    return zlib.crc32(exchange.task.key.encode()) & 0x7FFFFFFF
+def _tags(plan: Plan) -> dict[str, int]:
+    """A number for each message of a plan, the same on all ranks."""
+    tasks = (task for part in plan.classes for task in part.tasks)
+    keys = sorted({task.key for task in tasks if task.kind in MESSAGES})
+    return {key: number for number, key in enumerate(keys)}
 
 
 @dataclass

@@ -72,14 +72,13 @@ class Member:
             clear(self.cells)
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-        self.communicators.prepare(plan)
         if plan.train and self.device.type == "cpu":
             warm_up(plan.optimizer)
         self.workers[name] = Worker(
             plan,
             self.rank,
             bodies=payload["bodies"],
-            transport=DistributedTransport(self.communicators),
+            transport=DistributedTransport(self.communicators, plan),
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
