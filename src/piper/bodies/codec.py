@@ -17,6 +17,7 @@ from torch import fx
 from piper.bodies import ops as ops  # bodies may call these operators: register them first
 from piper.bodies import uniform as uniform
 from piper.bodies.code import constant_data
+from piper.bodies.quick import quicken
 from piper.errors import PlanError, TraceError
 
 _MARK = "$"  # key of the one-entry objects that stand for what JSON lacks
@@ -85,7 +86,10 @@ def decode(text: str) -> fx.GraphModule:
 @lru_cache(maxsize=1024)
 def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function of a body; a pure one, which tasks and workers of a process share."""
-    return decode(text).forward
+    module = decode(text)
+    quicken(module.graph)
+    module.recompile()
+    return module.forward
 
 
 def _target_name(node: fx.Node) -> str:
