@@ -68,8 +68,9 @@ class TrappedMember(Member):
         index = payload["task"]
         if isinstance(index, str):
             index = names.index(index)
-        start, *rest = worker.order.table[index]
-        worker.order.table[index] = (self._trapped(start, payload), *rest)
+        place = [row[0] for row in worker.order.table].index(index)
+        _, start, *rest = worker.order.table[place]
+        worker.order.table[place] = (index, self._trapped(start, payload), *rest)
 
     def _trapped(self, start: Callable[[], Any], payload: dict[str, Any]) -> Callable[[], Any]:
         def trapped() -> Any:

@@ -120,13 +120,17 @@ def _finished_before(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple
 
 def _messages_early(tasks: Sequence[Task], before: Sequence[tuple[int, ...]]) -> list[int]:
     """The order of dispatch with each message right behind the last task that it waits for. Streams keep
-    their order, and a task that would hold the host until some communication ends stays in its place."""
+    their order, what the host reads is before all that follows, as the plan takes for granted, and a
+    task that would hold the host until some communication ends stays in its place."""
     place: list[tuple[int, int, int]] = []  # per task: behind which, and the order there
     last: dict[int, int] = {}  # stream -> behind which task its latest one comes
+    read = -1
     for index, task in enumerate(tasks):
         behind = index
+        if task.kind == "read":
+            read = index
         if task.kind in ("send", "recv") and not any(_talks(tasks[i]) for i in before[index]):
-            behind = max((*before[index], last.get(task.stream, -1)), default=-1)
+            behind = max(read, last.get(task.stream, -1), *before[index])
         place.append((behind, behind != index, index))
         last[task.stream] = behind
     return sorted(range(len(tasks)), key=place.__getitem__)
