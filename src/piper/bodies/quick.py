@@ -61,7 +61,7 @@ def _same(node: fx.Node) -> fx.Node | None:
     if node.target is _aten.detach.default:
         found = node.args[0]
     elif node.target is _aten.t.default and _is_t(node.args[0]):
-        found = node.args[0].args[0]  # type: ignore[union-attr]
+        found = node.args[0].args[0]
     else:
         return None
     return found if isinstance(found, fx.Node) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,17 +227,23 @@ class Loopback:
     def _drive(self, engines: list[_Engine]) -> None:
         favour: dict[tuple[int, int], float] = {}
         patience = 0
-        while True:
-            options = [(e, stream) for e in engines for stream in e.options()]
-            if not options:
-                break
+        engine = engines[0]
+        while True:  # who was able to go on is asked first
+            options: Iterator[tuple[_Engine, int]] = (
+                (e, stream) for e in (engine, *engines) for stream in e.options()
+            )
             if self.adversary:
+                known = [(e, stream) for e in engines for stream in e.options()]
                 if patience == 0:
-                    favour = {(e.worker.me.rank, s): self.random.random() for e, s in options}
+                    favour = {(e.worker.me.rank, s): self.random.random() for e, s in known}
                     patience = self.random.randint(1, 40)
                 patience -= 1
-                options.sort(key=lambda o: favour.get((o[0].worker.me.rank, o[1]), 0.5))
-            engine, stream = options[0]
+                known.sort(key=lambda o: favour.get((o[0].worker.me.rank, o[1]), 0.5))
+                options = iter(known)
+            found = next(options, None)
+            if found is None:
+                break
+            engine, stream = found
             engine.advance(stream)
             if self.observe is not None:
                 self.observe(engine.worker)
@@ -293,10 +299,10 @@ class _Engine:
             if task.kind == "read":
                 return
 
-    def options(self) -> list[int]:
+    def options(self) -> Iterator[int]:
         """The streams that can go on, those whose next task was dispatched first in front."""
         heads = sorted((queue[0], stream) for stream, queue in self.queues.items() if queue)
-        return [stream for index, stream in heads if self._can_go_on(index)]
+        return (stream for index, stream in heads if self._can_go_on(index))
 
     def _can_go_on(self, index: int) -> bool:
         if index in self.pending:
