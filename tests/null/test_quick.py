@@ -42,7 +42,10 @@ def _equal(text: str, *inputs: Tensor) -> None:
         assert (found.dtype, found.stride()) == (wanted.dtype, wanted.stride())
 
 
-@pytest.mark.parametrize("target", [*_FUNCTIONS, *_METHODS], ids=str)
+TARGETS = [target for target in (*_FUNCTIONS, *_METHODS) if target is not torch.manual_seed]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
 def test_every_way_leads_to_the_same_result(target: torch._ops.OpOverload) -> None:
     given = ARGUMENTS.get(target, (X, Y.half()) if target in BINARY else (X,))
     tensors = [a for part in given for a in (part if isinstance(part, list) else [part])]
@@ -93,3 +96,15 @@ def test_numbers_stay_with_their_overload() -> None:
     text, _ = _body(make)
     assert "torch.ops.aten.add.Tensor" in load(text).__self__.code  # type: ignore[attr-defined]
     _equal(text, Y)
+
+
+def test_initial_values_are_drawn_alike() -> None:
+    def make(graph: fx.Graph) -> object:
+        graph.call_function(torch.manual_seed, (graph.placeholder("seed"),))
+        empty = graph.call_function(aten.empty.memory_format, ([3, 4],))
+        return (graph.call_function(aten.normal_.default, (empty,)),)
+
+    text, _ = _body(make)
+    assert "torch.random" not in load(text).__self__.code  # type: ignore[attr-defined]
+    with torch.random.fork_rng(devices=[]):
+        _equal(text, 7)  # type: ignore[arg-type]

@@ -12,6 +12,14 @@ import torch
 from torch import fx
 
 _aten = torch.ops.aten
+
+
+def seed_host(seed: int) -> None:
+    """Initial values are drawn on the CPU; torch's own seeds every kind of device, and remembers the
+    stack for those that are not there."""
+    torch.default_generator.manual_seed(seed)
+
+
 _FUNCTIONS: dict[Any, Any] = {
     _aten.t.default: torch.t,
     _aten.transpose.int: torch.transpose,
@@ -31,6 +39,7 @@ _FUNCTIONS: dict[Any, Any] = {
     _aten.sigmoid.default: torch.sigmoid,
     _aten.silu.default: torch._C._nn.silu,
     _aten.native_layer_norm.default: torch.native_layer_norm,
+    torch.manual_seed: seed_host,
 }
 _METHODS = {
     _aten.view.default: "view",
