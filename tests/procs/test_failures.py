@@ -88,7 +88,7 @@ TEXTS = {
     ),
     ("loop", 0, "F[PP=0,MB=1]"): (
         f"rank 0 hangs in F[PP=0,MB=1] of step 2, {PLACE}: no rank has got further for 8 s\n"
-        "    rank 1 waited for rank 0 in recv>%x_2[MB=0]@pp=1"
+        "    rank 1 waited for rank 0 in recv>%x_2[MB=1]@pp=1"
     ),
     ("drop", 0, "send>%x_2[MB=1]@pp=1"): (
         f"what rank 0 gave never came to rank 1 in recv>%x_2[MB=1]@pp=1 of step 2, {PLACE}: "
