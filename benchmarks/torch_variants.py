@@ -181,7 +181,7 @@ def make(name: str, ranked: Ranked) -> Step:
 
 def plain(ranked: Ranked) -> Step:
     """The whole model in one process: the loop that every variant must equal."""
-    model, num = ranked.maybe_compiled(ranked.whole()), ranked.sizes.microbatches
+    model, num = ranked.maybe_compiled(ranked.stage(0, 1)), ranked.sizes.microbatches
     optimizer = ranked.optimizer(model.parameters())
 
     def one(batch: Batch) -> float:

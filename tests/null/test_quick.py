@@ -42,7 +42,7 @@ def _equal(text: str, *inputs: Tensor) -> None:
         assert (found.dtype, found.stride()) == (wanted.dtype, wanted.stride())
 
 
-TARGETS = [target for target in (*_FUNCTIONS, *_METHODS) if target is not torch.manual_seed]
+TARGETS = [target for target in (*_FUNCTIONS, *_METHODS) if target is not torch.random.manual_seed]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
@@ -100,7 +100,7 @@ def test_numbers_stay_with_their_overload() -> None:
 
 def test_initial_values_are_drawn_alike() -> None:
     def make(graph: fx.Graph) -> object:
-        graph.call_function(torch.manual_seed, (graph.placeholder("seed"),))
+        graph.call_function(torch.random.manual_seed, (graph.placeholder("seed"),))
         empty = graph.call_function(aten.empty.memory_format, ([3, 4],))
         return (graph.call_function(aten.normal_.default, (empty,)),)
 

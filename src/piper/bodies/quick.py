@@ -39,7 +39,7 @@ _FUNCTIONS: dict[Any, Any] = {
     _aten.sigmoid.default: torch.sigmoid,
     _aten.silu.default: torch._C._nn.silu,
     _aten.native_layer_norm.default: torch.native_layer_norm,
-    torch.manual_seed: seed_host,
+    torch.random.manual_seed: seed_host,
 }
 _METHODS = {
     _aten.view.default: "view",
