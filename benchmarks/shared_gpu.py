@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from piper.bodies.leaves import batch_leaves
 from piper.runtime.mps import Mps
 
 RANKS = 4
+DOCS = Path(__file__).parents[1] / "docs" / "shared_gpu.md"
 LARGE = Sizes(
     width=2048, layers=16, heads=16, hidden=8192, vocabulary=32000, length=1024, microbatches=8,
     rows=4, dtype="bfloat16",
@@ -197,6 +199,32 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
+ABOUT = f"""Four NCCL ranks under MPS with a quarter of the SMs each, both sides in turn in one run.
+Width {LARGE.width}, {LARGE.layers} layers, {LARGE.heads} heads, gated feed-forward {LARGE.hidden},
+vocabulary {LARGE.vocabulary}, sequence {LARGE.length}, {LARGE.microbatches} microbatches of
+{LARGE.rows}, bf16, fused AdamW. Every first loss equals that of one process within
+{TOLERANCE["bfloat16"]:g} (relative). Times are medians of the steps. Piper keeps float32 masters and
+sums gradients in float32, torch has neither; that is the memory. Torch does not compile stages whose
+backward is cut in two."""
+
+
+def page(files: list[str]) -> str:
+    """The page of the docs, from what `--json` left."""
+    parts = ["# Four ranks on one GPU", ABOUT]
+    for name in files:
+        with open(name) as file:
+            found = json.load(file)
+        alone = found["one_process"]["eager"]
+        parts += [
+            f"## {'Compiled' if found['compile'] else 'Eager'} bodies",
+            f"torch {found['torch']}, {found['device']}. One process that owns the whole GPU: "
+            f"{statistics.median(alone['ms']):.1f} ms a step, eager.",
+            "\n".join([HEAD, *map(line, found["schedules"])]),
+        ]
+    made = "Made by `python benchmarks/shared_gpu.py --page FILES` from files of `--json`."
+    return "\n\n".join([*parts, made]) + "\n"
+
+
 def arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedules", default=",".join(SCHEDULES), help="which, by comma")
@@ -205,6 +233,7 @@ def arguments() -> Any:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--trace", metavar="FOLDER", help="a profiler trace per rank and side")
     parser.add_argument("--json", metavar="FILE", help="all numbers")
+    parser.add_argument("--page", nargs="+", metavar="FILE", help="only make docs/shared_gpu.md")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny float32 model")
     options = parser.parse_args()
@@ -216,6 +245,9 @@ def arguments() -> Any:
 
 def main() -> None:
     options = arguments()
+    if options.page:
+        DOCS.write_text(page(options.page))
+        return
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {name}, {'compiled' if options.compile else 'eager'} bodies")
     found: dict[str, Any] = {"torch": torch.__version__, "device": name, "compile": options.compile}

@@ -24,6 +24,7 @@ from piper.runtime import ray_cluster, ray_pool
 from piper.runtime.ray_pool import RayPool
 from piper.training.verify import compare
 from tests.matrix import Cell
+from tests.procs.test_parity import CASES as PARITY
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
 
@@ -36,6 +37,8 @@ CELLS = [
     Cell(2, "zb_h1", "sharded", "moe", dp=2),
     Cell(3, "1f1b", "sharded", "tied", dp=2),
 ]
+if "PIPER_LONG" in os.environ:  # all cases of four ranks, which takes minutes
+    CELLS += [cell for cell in PARITY if cell.num_ranks == 4]
 
 
 @pytest.fixture(scope="module")

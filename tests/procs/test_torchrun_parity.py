@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.matrix import ZERO, Cell
+from tests.procs.test_parity import CASES
 
-pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(300)]
+LONG = "PIPER_LONG" in os.environ  # all cases of four ranks, which takes minutes
+pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(1500 if LONG else 300)]
 
 CELLS = [
     Cell(2, "dualpipev", "sharded", "moe", dp=2),
@@ -19,6 +21,8 @@ CELLS = [
     Cell(1, "interleaved_1f1b", "copied", "moe", dp=2),
     Cell(0, "zbv", "copied", "moe", dp=2),
 ]
+if LONG:
+    CELLS += [cell for cell in CASES if cell.num_ranks == 4]
 
 
 def test_trains_like_one_device() -> None:
@@ -33,7 +37,7 @@ def test_trains_like_one_device() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=1400 if LONG else 280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
