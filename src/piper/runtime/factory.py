@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,9 +92,18 @@ def _options(made: torch.optim.Optimizer) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value != taken[key].default}
 
 
-def warm_up(optimizer: Optimizer) -> None:
-    """Step a small parameter once: torch loads modules for that, which takes seconds that would
-    otherwise pass, without a sign of progress, in the first step."""
-    param = torch.nn.Parameter(torch.zeros(2, 2))
-    param.grad = torch.zeros_like(param)
-    make_optimizer(optimizer, [param]).step()
+def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+    """An optimizer's step by itself, for callers without gradients: what torch wraps it in runs hooks,
+    of which there are none, and imports torch's compiler."""
+    return partial(inspect.unwrap(type(optimizer).step), optimizer)
+
+
+def spare_compiler() -> None:
+    """Optimizers turn torch's compiler off around other methods too, and import it for that, which takes
+    as long as to start a run. A process that has not imported it has nothing to turn off."""
+    if "torch._dynamo" in sys.modules:
+        return
+    for method in vars(torch.optim.Optimizer).values():
+        plain_method = getattr(method, "__wrapped__", None)
+        if plain_method is not None:
+            plain_method.__dynamo_disable = plain_method

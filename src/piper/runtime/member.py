@@ -18,7 +18,7 @@ from piper.plan.types import plan_from_json
 from piper.runtime.board import Board, begin, clear, end
 from piper.runtime.devices import device_facts
 from piper.runtime.distributed import Communicators, DistributedTransport
-from piper.runtime.factory import warm_up
+from piper.runtime.factory import spare_compiler
 from piper.runtime.gates import Gates
 from piper.runtime.heap import keep_memory
 from piper.runtime.host_order import PeerError
@@ -39,6 +39,7 @@ class Member:
             torch.cuda.set_device(self.device)
         else:
             keep_memory()
+        spare_compiler()
         self.cells = Board(1).cells(0) if cells is None else cells
         clear(self.cells)
         self.communicators = Communicators(self.device)
@@ -72,8 +73,6 @@ class Member:
             clear(self.cells)
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-        if plan.train and self.device.type == "cpu":
-            warm_up(plan.optimizer)
         self.workers[name] = Worker(
             plan,
             self.rank,

@@ -11,7 +11,7 @@ from torch import Tensor
 from piper.errors import RunError
 from piper.ir.values import accumulation_dtype
 from piper.plan.types import Optimizer
-from piper.runtime.factory import make_optimizer
+from piper.runtime.factory import make_optimizer, step_of
 
 
 class Updater:
@@ -28,6 +28,7 @@ class Updater:
         pairs = zip(params, self.masters, strict=True)
         self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
         self.optimizer = make_optimizer(optimizer, self.masters)
+        self._step = step_of(self.optimizer)
         # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
         self.spoils = bool(optimizer.options.get("nesterov"))
         self._before: list[tuple[Tensor, Tensor]] | None = None
@@ -85,7 +86,7 @@ class Updater:
         if self.spoils:
             for master, grad in zip(self.masters, grads, strict=True):
                 master.grad = None if grad is None else grad.clone()
-        self.optimizer.step()
+        self._step()
         for master, grad in zip(self.masters, grads, strict=True):
             master.grad = grad
         if self.narrow:
