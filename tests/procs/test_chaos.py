@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(300)]
 
 ROUNDS = int(os.environ.get("PIPER_CHAOS", "2"))
 SEED = int(os.environ.get("PIPER_CHAOS_SEED", "0"))
-TIMEOUT = 8.0  # without progress; a busy machine needs a while for a step
-AFTER = 8.0  # for the rest of an ending: answers of other ranks, and processes
+TIMEOUT = 6.0  # without progress; a busy machine needs a while for a step
+AFTER = 6.0  # for the rest of an ending: answers of other ranks, and processes
 STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "pp2 dp2 zero2 dualpipev": (
         "deep_dense",

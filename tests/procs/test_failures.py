@@ -26,8 +26,8 @@ from tests.zoo import CASES, program_of
 
 pytestmark = pytest.mark.xdist_group("procs")
 
-TIMEOUT = 8.0  # without progress; a busy machine needs a while for a step
-AFTER = 8.0  # for the rest of an ending: answers of other ranks, and processes
+TIMEOUT = 6.0  # without progress; a busy machine needs a while for a step
+AFTER = 3.0  # for the rest of an ending: answers of other ranks, and processes
 
 
 def strategy(s: piper.Schedule) -> None:
@@ -83,16 +83,16 @@ TEXTS = {
         "    rank 0 waited for rank 1 in recv>$d.%x_2/1[MB=0]@pp=0"
     ),
     ("stop", 1, "F[PP=1,MB=0]"): (
-        f"rank 1 hangs in F[PP=1,MB=0] of step 2, {PLACE}: its process has not run for 8 s\n"
+        f"rank 1 hangs in F[PP=1,MB=0] of step 2, {PLACE}: its process has not run for 6 s\n"
         "    rank 0 waited for rank 1 in recv>$d.%x_2/1[MB=0]@pp=0"
     ),
     ("loop", 0, "F[PP=0,MB=1]"): (
-        f"rank 0 hangs in F[PP=0,MB=1] of step 2, {PLACE}: no rank has got further for 8 s\n"
+        f"rank 0 hangs in F[PP=0,MB=1] of step 2, {PLACE}: no rank has got further for 6 s\n"
         "    rank 1 waited for rank 0 in recv>%x_2[MB=1]@pp=1"
     ),
     ("drop", 0, "send>%x_2[MB=1]@pp=1"): (
         f"what rank 0 gave never came to rank 1 in recv>%x_2[MB=1]@pp=1 of step 2, {PLACE}: "
-        "no rank has got further for 8 s\n"
+        "no rank has got further for 6 s\n"
         "    rank 0 waited for rank 1 in recv>$d.%x_2/1[MB=1]@pp=0\n"
         "    rank 1 waited for rank 0 in recv>%x_2[MB=1]@pp=1"
     ),
