@@ -15,7 +15,7 @@ from torch import nn
 
 import piper
 from piper.api.job import Job
-from piper.runtime.weights import initial_value
+from piper.runtime.worker.weights import initial_value
 from piper.training.verify import compare, train_one_device
 
 WIDTH, LAYERS, HEADS, VOCABULARY, LENGTH, BATCH, MICROBATCHES = 1024, 8, 16, 32000, 1024, 8, 2

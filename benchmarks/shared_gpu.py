@@ -27,7 +27,7 @@ from transformer import Batch, Sizes, Transformer, make_batch, step
 import piper
 from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
-from piper.runtime.mps import Mps
+from piper.runtime.launch.mps import Mps
 
 RANKS = 4
 DOCS = Path(__file__).parents[1] / "docs" / "shared_gpu.md"

@@ -18,10 +18,10 @@ import piper
 from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
 from piper.plan.types import RankPlan, bind
-from piper.runtime.host_order import HostOrder
-from piper.runtime.null import NullTransport
-from piper.runtime.shares import share_of
-from piper.runtime.worker import Worker
+from piper.runtime.launch.shares import share_of
+from piper.runtime.order.host_order import HostOrder
+from piper.runtime.transport.null import NullTransport
+from piper.runtime.worker.worker import Worker
 
 RANKS, MICROBATCHES = 4, 8
 TINY = Sizes(
@@ -63,8 +63,8 @@ def empty_worker(job: Job, rank: int) -> Worker:
     me = bind(job.plan, rank)
     made = {job.bodies[t.body]: _prepared(me, t.writes) for t in me.tasks if t.body}
     with (
-        mock.patch("piper.runtime.functions.load", made.__getitem__),
-        mock.patch("piper.runtime.worker.Updater", _NoUpdate),
+        mock.patch("piper.runtime.worker.functions.load", made.__getitem__),
+        mock.patch("piper.runtime.worker.worker.Updater", _NoUpdate),
     ):
         return Worker(job.plan, rank, bodies=job.bodies, transport=NullTransport())
 

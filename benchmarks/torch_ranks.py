@@ -26,12 +26,12 @@ from transformer import Batch, Sizes, make_batch
 from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
 from piper.plan.types import bind, plan_from_json
-from piper.runtime.messages import receive, send
-from piper.runtime.null import NullTransport
-from piper.runtime.profile import profiled
-from piper.runtime.shares import share_of
-from piper.runtime.weights import initial_value
-from piper.runtime.worker import Worker
+from piper.runtime.launch.pickles import receive, send
+from piper.runtime.launch.shares import share_of
+from piper.runtime.transport.null import NullTransport
+from piper.runtime.worker.profile import profiled
+from piper.runtime.worker.weights import initial_value
+from piper.runtime.worker.worker import Worker
 
 ANSWER_SECONDS = 300
 GRACE_SECONDS = 5  # for the others, when one has failed

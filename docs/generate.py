@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import piper.cli.program
+import piper.cli.user_file
 import piper.errors
 from piper.directives.schedule import Schedule
 
@@ -100,7 +100,7 @@ def _refusal(file: str, program: str, printed: str) -> Refusal:
 
 
 def _class(name: str) -> type | None:
-    return getattr(piper.errors, name, None) or getattr(piper.cli.program, name, None)
+    return getattr(piper.errors, name, None) or getattr(piper.cli.user_file, name, None)
 
 
 def directive_page(name: str, refused: list[Refusal]) -> str:
@@ -180,7 +180,7 @@ def errors_page(refused: list[Refusal]) -> str:
         "[_model.py](../tests/error/programs/_model.py): two stages, of which the second has experts.",
         "",
     ]
-    order = [*vars(piper.errors), *vars(piper.cli.program), OWN]
+    order = [*vars(piper.errors), *vars(piper.cli.user_file), OWN]
     for kind in sorted({item.kind for item in refused}, key=order.index):
         known = _class(kind)
         what = inspect.getdoc(known) if known else "Piper adds the line and gets out of the way."

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from piper.check import World, compressed, expanded
-from piper.check.limit import peaks
+from piper.check.proofs.limit import peaks
 from piper.plan.types import PERSISTENT, Plan, RankClass, Task
 
 

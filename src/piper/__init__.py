@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from piper.api.job import Job
     from piper.api.program import Program, trace
     from piper.api.run import Run, StepResult
-    from piper.bodies.ops import grouped_mm
+    from piper.bodies.expert_ops import grouped_mm
     from piper.directives.schedule import Schedule
     from piper.errors import PiperError
     from piper.frontend.annotate import annotate, tag
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from piper.mesh import Mesh
     from piper.plan.optimizers import adamw, sgd
     from piper.plan.types import Plan
-    from piper.runtime.local import LocalPool
-    from piper.runtime.shares import Share
+    from piper.runtime.launch.local_pool import LocalPool
+    from piper.runtime.launch.shares import Share
     from piper.training.loop import train
     from piper.training.records import Training
 
@@ -31,19 +31,19 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Job": "piper.api.job",
-    "LocalPool": "piper.runtime.local",
+    "LocalPool": "piper.runtime.launch.local_pool",
     "Mesh": "piper.mesh",
     "PiperError": "piper.errors",
     "Plan": "piper.plan.types",
     "Program": "piper.api.program",
     "Run": "piper.api.run",
     "Schedule": "piper.directives.schedule",
-    "Share": "piper.runtime.shares",
+    "Share": "piper.runtime.launch.shares",
     "StepResult": "piper.api.run",
     "Training": "piper.training.records",
     "adamw": "piper.plan.optimizers",
     "annotate": "piper.frontend.annotate",
-    "grouped_mm": "piper.bodies.ops",
+    "grouped_mm": "piper.bodies.expert_ops",
     "sgd": "piper.plan.optimizers",
     "tag": "piper.frontend.annotate",
     "trace": "piper.api.program",

@@ -11,7 +11,7 @@ import torch
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
-from piper.runtime.weights import initial_value
+from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel
 from piper.training.verify import compare
 from tests.gpu.conftest import GetPool

@@ -11,7 +11,7 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan, RankClass, Task
-from piper.runtime.loopback import Loopback
+from piper.runtime.transport.loopback import Loopback
 from piper.training.verify import Trained, compare
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from piper.plan.types import Slot
-from piper.runtime.worker import Worker
+from piper.runtime.worker.worker import Worker
 
 
 def unique_bytes(tensors: Iterable[Tensor]) -> int:

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import piper
 from piper.api.job import Job
 from piper.bodies.codec import encode
-from piper.bodies.compiled import Given, compile_bodies, trace_body
+from piper.bodies.inductor.compiled import Given, compile_bodies, trace_body
 from piper.bodies.store import load
 from piper.plan.types import bind
 from piper.training.verify import Errors, Trained, compare, train_one_device
@@ -111,7 +111,9 @@ def _errors(job: Job, batches: list[Any], reference: Trained) -> Errors:
     with job.launch("loopback", adversary=True, seed=7, compile=True) as run:
         workers: Any = run.workers
         functions = [f for worker in workers.workers for f in worker._functions.values()]
-        assert all(f.__module__ == "piper.bodies.compiled" for f in functions), "some are eager"
+        assert all(f.__module__ == "piper.bodies.inductor.compiled" for f in functions), (
+            "some are eager"
+        )
         return compare(run, batches, reference)
 
 
@@ -213,7 +215,7 @@ def test_what_cannot_be_compiled_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -
 _PROCESS = """
 import json, sys, torch
 from torch._dynamo.utils import counters
-from piper.bodies.compiled import Given, compile_bodies, trace_body
+from piper.bodies.inductor.compiled import Given, compile_bodies, trace_body
 body = trace_body(sys.argv[1], (Given((3, 4), "float32"),), "cpu")
 compile_bodies({body: "F"})
 assert not body.problem, body.problem

@@ -17,8 +17,8 @@ from piper.api.program import Program
 from piper.check import check_plan
 from piper.errors import CheckError, PlanError, RunError, TraceError
 from piper.frontend.capture import plain_name
-from piper.runtime.loopback import LoopbackTransport
-from piper.runtime.worker import Worker
+from piper.runtime.transport.loopback import LoopbackTransport
+from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from tests.zoo import ADAMW, CASES, batches_of, program_of
 

@@ -17,8 +17,8 @@ from piper.api.job import Job
 from piper.api.program import Program
 from piper.api.run import Run
 from piper.plan.types import Plan, RankClass, Task
-from piper.runtime.loopback import Loopback
-from piper.runtime.worker import Worker
+from piper.runtime.transport.loopback import Loopback
+from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from tests.loopback.storages import unique_bytes
 from tests.zoo import MoE

@@ -14,7 +14,7 @@ from piper.bodies.codec import decode, load
 from piper.bodies.partition import is_view
 from piper.plan.body_spec import BodySpec, ChunkBodies, Ref
 from piper.plan.types import Task
-from piper.runtime.worker import Worker
+from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from tests.strategies import strategy_of
 from tests.zoo import CASES, PIECES, batches_of, program_of

@@ -18,7 +18,7 @@ from piper.api.program import Program
 from piper.errors import RunError
 from piper.frontend.capture import plain_name
 from piper.plan.types import Optimizer
-from piper.runtime.weights import initial_value
+from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel
 from piper.training.lr import LearningRate
 

@@ -9,10 +9,10 @@ from examples import dense
 import piper
 from piper.bodies.leaves import batch_leaves
 from piper.plan.types import bind
-from piper.runtime.null import NullTransport
-from piper.runtime.shares import share_of
-from piper.runtime.transport import Exchange, Pending
-from piper.runtime.worker import Worker
+from piper.runtime.launch.shares import share_of
+from piper.runtime.transport.null import NullTransport
+from piper.runtime.transport.transport import Exchange, Pending
+from piper.runtime.worker.worker import Worker
 
 
 class Recorded(NullTransport):

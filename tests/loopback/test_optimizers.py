@@ -18,7 +18,7 @@ from piper.ir.values import dtype_bytes
 from piper.plan.optimizers import KNOWN, WHOLE
 from piper.plan.types import Optimizer
 from piper.runtime.factory import resolve_optimizer
-from piper.runtime.update import Updater
+from piper.runtime.worker.update import Updater
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
 from tests.zoo import batches_of, program_of

@@ -37,7 +37,7 @@ def _graph_for(device: str) -> Graph:
         return lower_graph(*args, **{**options, "device": device})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("piper.api.program.lower_graph", lower_for)
+        patch.setattr("piper.compiler.driver.lower_graph", lower_for)
         return program_of("deep").apply(STRATEGY).lower().graph
 
 

@@ -9,8 +9,8 @@ import torch
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.plan.types import Plan
-from piper.runtime.loopback import Loopback
-from piper.runtime.worker import Worker
+from piper.runtime.transport.loopback import Loopback
+from piper.runtime.worker.worker import Worker
 from piper.training.verify import train_one_device
 from tests.loopback.faults import noticed, without_waits
 from tests.strategies import strategy_of

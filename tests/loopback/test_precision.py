@@ -15,7 +15,7 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.errors import PlanError, RunError
-from piper.runtime.weights import initial_value
+from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel
 from tests.zoo import CASES
 

@@ -14,8 +14,8 @@ import piper
 from piper import where
 from piper.api.job import Job
 from piper.bodies.codec import decode
-from piper.bodies.dispatch import draws_random
-from piper.bodies.uniform import keyed_uniform
+from piper.bodies.operators import draws_random
+from piper.bodies.random.uniform import keyed_uniform
 from piper.cli.main import main
 from piper.directives.schedule import Schedule
 from piper.errors import ShardError, TraceError

@@ -13,8 +13,8 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.bodies.codec import decode
 from piper.plan.summary import slot_bytes
-from piper.runtime.loopback import Loopback
-from piper.runtime.worker import Worker
+from piper.runtime.transport.loopback import Loopback
+from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from piper.training.verify import compare
 from tests.loopback.storages import live, unique_bytes

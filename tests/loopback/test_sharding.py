@@ -12,8 +12,8 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.plan.types import Slot
-from piper.runtime.storages import optimizer_tensors
-from piper.runtime.worker import Worker
+from piper.runtime.worker.storages import optimizer_tensors
+from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from piper.training.verify import train
 from tests.loopback.storages import live, unique_bytes

@@ -17,8 +17,8 @@ import piper
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.plan.types import RankClass, Task
-from piper.runtime.loopback import Loopback
-from piper.runtime.storages import optimizer_tensors
+from piper.runtime.transport.loopback import Loopback
+from piper.runtime.worker.storages import optimizer_tensors
 from piper.strategies import parallel
 from piper.training.verify import Trained, compare, relative_error, train_one_device
 from tests.loopback.faults import changed, noticed, without_waits

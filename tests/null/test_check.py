@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from piper.check import check_plan, compressed, problems
-from piper.check.resident import MAX_RESIDENT, most_resident
+from piper.check.proofs.resident import MAX_RESIDENT, most_resident
 from piper.cli.main import main
 from piper.errors import CheckError
 from piper.ir.graph import Stream

@@ -43,7 +43,7 @@ def test_verify_ends_with_1_above_the_bounds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A runtime that forgets to average over the data ranks is caught."""
-    from piper.runtime.update import Updater
+    from piper.runtime.worker.update import Updater
 
     step = Updater.step
     monkeypatch.setattr(

@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 import piper
-from piper.api.stages import Stages
 from piper.cli.main import main
+from piper.compiler.stage_graphs import Stages
 from piper.directives.schedule import Schedule
 from tests.zoo import program_of
 

@@ -12,7 +12,7 @@ import piper
 from piper.api.program import Program
 from piper.bodies.codec import content_hash, decode, encode
 from piper.errors import PlanError, TraceError
-from piper.runtime.weights import initial_value
+from piper.runtime.worker.weights import initial_value
 
 
 def _trace(make_model: Any, batch: torch.Tensor | None = None, **options: Any) -> Program:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import piper
-from piper.api.source import Cuts
+from piper.compiler.source import Cuts
 from piper.errors import PlanError
-from piper.frontend.program import TracedChunk
 from piper.frontend.regions import is_code
+from piper.frontend.traced import TracedChunk
 from piper.frontend.units import inseparable
-from piper.ir.sizes import parse_size
+from piper.ir.byte_sizes import parse_size
 
 WIDTH = 6
 LINEAR = (WIDTH * WIDTH + WIDTH) * 4  # bytes of one Linear

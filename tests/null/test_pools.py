@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from piper.check import check_plan, compressed
-from piper.check.limit import peaks
-from piper.check.local import Local
-from piper.passes.pools import share_buffers
+from piper.check.local_order import Local
+from piper.check.proofs.limit import peaks
+from piper.passes.shared_buffers import share_buffers
 from piper.plan.summary import slot_bytes
 from piper.plan.types import Plan, Slot, Task
 from piper.strategies import parallel

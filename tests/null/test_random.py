@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from piper.bodies.dispatch import RandomWatch
-from piper.bodies.keyed import has_keyed_form, keyed
-from piper.bodies.uniform import keyed_uniform
+from piper.bodies.operators import RandomWatch
+from piper.bodies.random.keyed import has_keyed_form, keyed
+from piper.bodies.random.uniform import keyed_uniform
 from piper.errors import TraceError
 from piper.plan.keys import indexes_in, key_of, ranges_of
 
@@ -72,7 +72,7 @@ def test_known_numbers_stay() -> None:
 
 def test_blocks_of_memory_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = uniform(3, n=1000)
-    monkeypatch.setattr("piper.bodies.uniform._BLOCK", 64)
+    monkeypatch.setattr("piper.bodies.random.uniform._BLOCK", 64)
     assert torch.equal(uniform(3, n=1000), whole)
     assert uniform(3, n=0).shape == (0,)
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from piper.plan.types import Plan, RankPlan, Slot, Task, bind
-from piper.runtime.releases import releases_of
+from piper.runtime.order.releases import releases_of
 from tests.matrix import CELLS, Cell, covering
 from tests.plans import plan_of
 

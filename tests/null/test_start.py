@@ -6,8 +6,8 @@ import sys
 WORKER = """
 import sys, torch
 from piper.plan.types import Optimizer
-from piper.runtime.member import Member
-from piper.runtime.update import Updater
+from piper.runtime.launch.member import Member
+from piper.runtime.worker.update import Updater
 
 Member(0)
 param = torch.ones(2)

@@ -11,10 +11,10 @@ import piper
 from piper import schedules, where
 from piper.api.advice import advice, taken_in
 from piper.plan.types import Plan, bind
-from piper.runtime.board import Board, Where, begin, clear, end
-from piper.runtime.board import where as read
-from piper.runtime.failure import Failure, as_error, first_cause
-from piper.runtime.story import Story
+from piper.runtime.failure.board import Board, Where, begin, clear, end
+from piper.runtime.failure.board import where as read
+from piper.runtime.failure.failure import Failure, as_error, first_cause
+from piper.runtime.failure.story import Story
 from tests.strategies import strategy_of
 from tests.zoo import program_of
 

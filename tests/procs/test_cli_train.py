@@ -124,7 +124,7 @@ def test_doctor_measures_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_doctor_names_problems_with_a_remedy() -> None:
-    from piper.cli.doctor import as_text
+    from piper.cli.doctor_command import as_text
 
     found = {
         "versions": {"python": "3.12.0"},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from piper.errors import RunError
-from piper.runtime.mps import CONTROL, Mps
+from piper.runtime.launch.mps import CONTROL, Mps
 
 GOOD = """#!/bin/sh
 # Notes what it is asked; "-d" starts it, as far as one can see from outside.

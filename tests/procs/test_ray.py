@@ -21,7 +21,7 @@ from piper.cli.main import main
 from piper.errors import RunError
 from piper.mesh import Mesh
 from piper.runtime import ray_cluster, ray_pool
-from piper.runtime.ray_pool import RayPool
+from piper.runtime.launch.ray_pool import RayPool
 from piper.training.verify import compare
 from tests.matrix import Cell
 from tests.procs.test_parity import CASES as PARITY

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from piper.runtime.board import STEP
-from piper.runtime.local import LocalPool
-from piper.runtime.member import Member
-from piper.runtime.process import main
+from piper.runtime.failure.board import STEP
+from piper.runtime.launch.local_pool import LocalPool
+from piper.runtime.launch.member import Member
+from piper.runtime.launch.process import main
 
 SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
 

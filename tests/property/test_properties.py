@@ -10,7 +10,7 @@ from torch import fx
 
 from piper.frontend.chunks import cut
 from piper.mesh import Group, Mesh, Slice
-from piper.passes.events import waits_of
+from piper.passes.waits import waits_of
 
 
 @st.composite

@@ -27,7 +27,7 @@ from piper.schedules import (
     zb_h1,
     zb_h2,
 )
-from piper.schedules.fill import fill
+from piper.schedules.generators.fill import fill
 from piper.schedules.table import make_table
 
 TIMES = st.sampled_from([0.25, 0.5, 1.0, 1.25, 2.0])

@@ -7,21 +7,19 @@ from functools import partial
 from typing import Any
 
 from piper.api.run import Run, Workers
-from piper.api.source import Source
-from piper.check import Report
+from piper.compiler.driver import Lowered
 from piper.errors import PlanError, RunError, did_you_mean
-from piper.ir.graph import Graph
-from piper.ir.text import graph_to_text
+from piper.ir.graph_text import graph_to_text
 from piper.plan.diff import diff
 from piper.plan.explain import explain
 from piper.plan.summary import summarize
 from piper.plan.types import Plan
-from piper.runtime.local import LocalPool
-from piper.runtime.loopback import Loopback
-from piper.runtime.pool_run import Pool, PoolRun
-from piper.runtime.ray_pool import RayPool
-from piper.runtime.single import SingleRun
-from piper.runtime.torchrun import TorchrunRun
+from piper.runtime.launch.local_pool import LocalPool
+from piper.runtime.launch.pool_run import Pool, PoolRun
+from piper.runtime.launch.ray_pool import RayPool
+from piper.runtime.launch.single import SingleRun
+from piper.runtime.launch.torchrun import TorchrunRun
+from piper.runtime.transport.loopback import Loopback
 
 _OPTIONS = {
     "local": ("timeout", "ranks_per_gpu", "report", "compile"),
@@ -38,18 +36,14 @@ class Job:
 
     def __init__(
         self,
-        source: Source,
-        graph: Graph,
-        plan: Plan,
-        bodies: Mapping[str, str],
-        report: Report,
+        lowered: Lowered,
         evaluation: Callable[[], Job] | None = None,
     ) -> None:
-        self.source = source
-        self.graph = graph
-        self.plan = plan
-        self.bodies = bodies
-        self.report = report
+        self.source = lowered.source
+        self.graph = lowered.graph
+        self.plan = lowered.plan
+        self.bodies = lowered.bodies
+        self.report = lowered.report
         self._make_evaluation = evaluation
         self._evaluation: Job | None = None
 

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from piper.api.job import Job
-from piper.api.source import Cuts, Source
-from piper.api.stages import Stages
-from piper.bodies.device import check_device
-from piper.bodies.leaves import batch_constants
-from piper.bodies.routed import Routing
-from piper.check import check_plan
-from piper.directives.complete import complete
+from piper.compiler.driver import Scheduled, Settings, lower, refine
+from piper.compiler.source import Source
+from piper.compiler.stage_graphs import Stages
 from piper.directives.schedule import Rewrite, Schedule
-from piper.errors import Call, PlanError
+from piper.errors import PlanError
 from piper.frontend.build import build_graph
 from piper.frontend.capture import Step
-from piper.frontend.program import Traced
-from piper.frontend.stages import StageCut
+from piper.frontend.stage_choice import StageCut
+from piper.ir.byte_sizes import parse_size
 from piper.ir.graph import Graph
+from piper.ir.graph_text import graph_to_text
 from piper.ir.history import History, Record
-from piper.ir.nodes import Chunk
-from piper.ir.routing import ExpertForm
 from piper.ir.serial import graph_to_json
-from piper.ir.sizes import parse_size
-from piper.ir.text import graph_to_text
-from piper.ir.verify import verify
-from piper.mesh import Mesh
+from piper.ir.well_formed import verify
 from piper.passes.buckets import Bucketed
-from piper.passes.emit import emit
-from piper.passes.lower import data_axes, local_rows, lower_graph
-from piper.passes.pieces import piece_sizes
+from piper.passes.lower import data_axes
 from piper.passes.preview import Foreseen, foresee, preview_text
-from piper.plan.body_spec import ChunkBodies
-from piper.plan.types import Optimizer, Plan, RankClass
+from piper.plan.types import Optimizer
 from piper.runtime.factory import Factory, resolve_optimizer
 
 if TYPE_CHECKING:
@@ -48,7 +33,6 @@ if TYPE_CHECKING:
 
 Strategy = Callable[[Schedule], None]
 _PRECISIONS = {None: "", "fp32": "", "bf16": "bfloat16"}  # what a model computes in
-_OF_BACKWARDS = ("order", "recompute")
 
 
 def trace(
@@ -107,10 +91,10 @@ class Program:
 
     def foreseen(self) -> list[Foreseen]:
         """The same as data."""
-        graph, traced = self._refined(self.source)
+        scheduled = self._scheduled
+        graph, traced = refine(scheduled, self.source)
         specs = {name: value.spec for name, value in traced.values.items()}
-        calls = [record.call for record in self.history]
-        return foresee(graph, specs, calls, data_axes=data_axes(graph))
+        return foresee(graph, specs, scheduled.calls, data_axes=data_axes(graph))
 
     def diff(self, other: Program) -> str:
         """What differs in the plan of another program; empty if nothing does."""
@@ -151,132 +135,14 @@ class Program:
                 f"precision={precision!r}", legal='"bf16", or "fp32" or None as written'
             )
         limit = None if memory_limit is None else parse_size(memory_limit)
-        settings = _Settings(chosen, device, seed, clip, late_clip, _PRECISIONS[precision], limit)
-        with _no_collections():
-            return self._lower(settings)
+        settings = Settings(chosen, device, seed, clip, late_clip, _PRECISIONS[precision], limit)
+        lowered = lower(self._scheduled, settings)
+        return Job(lowered, partial(self._evaluation, settings, lowered.buckets))
 
-    def _refined(self, source: Source) -> tuple[Graph, Traced]:
-        """The graph in chunks as fine as its directives ask for, with its code for one rank.
+    def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:
+        plain = replace(settings, clip=None, late_clip=False)
+        return Job(lower(self._scheduled, plain, trained=buckets))
 
-        The directives are replayed on the finer graph, or on that of another variant of the program:
-        they name tags, which all pieces have. Those about backwards mean nothing to an evaluation.
-        """
-        # `apply` has completed the graph; without any strategy all runs on one device.
-        logical = self.graph if self.history else complete(self.graph, [])
-        calls = [record.call for record in self.history]
-        rows = local_rows(logical, self.source.batch_size, calls)
-        cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), self.stages)
-        if cuts.pieces or source is not self.source:
-            _, traced = source.at(source.batch_size, cuts)
-            logical = build_graph(traced)
-            for call, rewrite in zip(calls, self.rewrites, strict=True):
-                if source.training or call.name not in _OF_BACKWARDS:
-                    logical = rewrite(logical)
-            logical = complete(logical, calls)
-        return logical, source.local(rows, cuts)
-
-    def _lower(self, settings: _Settings, trained: Bucketed | None = None) -> Job:
-        """The job of training or, with the buckets that training has made, of evaluation."""
-        device = settings.device
-        check_device(device)
-        source = self.source.variant(
-            dtype=settings.dtype, training=trained is None, cut=self.stages
-        )
-        logical, traced = self._refined(source)
-        calls: list[Call] = [record.call for record in self.history]
-        flops: dict[str, float] = {}
-
-        def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
-            routing = Routing(size, form.counts, form.rows) if form else None
-            code = traced.chunks[node.chunk].code
-            found = source.bodies.chunk(
-                code, device=device, routing=routing, recompute=node.recompute
-            )
-            flops.update((body.hash, body.flops) for body in found.by_phase.values())
-            return found
-
-        specs = {name: value.spec for name, value in traced.values.items()}
-        graph, bucketed = lower_graph(
-            logical,
-            bodies=bodies,
-            specs=specs,
-            flops=flops,
-            calls=calls,
-            device=device,
-            clip=settings.clip,
-            late=settings.late_clip,
-            optimizer=settings.optimizer,
-            trained=trained,
-        )
-        classes, streams, groups = emit(graph, bucketed)
-        tensors = {
-            name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
-            for name, tensor in source.tensors.items()
-        }
-        used = {task.body for found in classes for task in found.tasks if task.body}
-        used |= {tensor.init for tensor in tensors.values()}
-        plan = Plan(
-            mesh=logical.mesh,
-            streams=streams,
-            groups=groups,
-            classes=classes,
-            tensors=tensors,
-            batch=source.batch_specs,
-            batch_constants=batch_constants(source.batch),
-            data_axes=data_axes(logical),
-            num_microbatches=logical.num_microbatches,
-            optimizer=settings.optimizer,
-            seed=settings.seed,
-            device=device,
-            clip=settings.clip,
-            bodies=tuple(sorted(used)),
-            buckets=bucketed.buckets,
-            history=tuple(self.history),
-            train=trained is None,
-            flops=_model_flops(logical.mesh, classes, flops, training=trained is None),
-        )
-        report = check_plan(plan, memory_limit=settings.memory_limit)
-        texts = {name: source.bodies.texts[name] for name in plan.bodies}
-        evaluation = partial(self._evaluation, settings, bucketed) if trained is None else None
-        return Job(source, graph, plan, texts, report, evaluation)
-
-    def _evaluation(self, settings: _Settings, bucketed: Bucketed) -> Job:
-        with _no_collections():
-            return self._lower(replace(settings, clip=None, late_clip=False), bucketed)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What `lower` was asked for."""
-
-    optimizer: Optimizer
-    device: str
-    seed: int
-    clip: float | None
-    late_clip: bool
-    dtype: str
-    memory_limit: int | None
-
-
-def _model_flops(
-    mesh: Mesh, classes: Sequence[RankClass], flops: Mapping[str, float], *, training: bool
-) -> float:
-    """Of a step over all ranks: a backward has twice those of its forward; recomputing adds none."""
-    forward = 0.0
-    for found in classes:
-        ranks = mesh.size_of(mesh.free(found.slice))
-        bodies = (task.body for task in found.tasks if task.kind == "run" and task.phase == "F")
-        forward += ranks * sum(flops.get(body, 0.0) for body in bodies)
-    return 3 * forward if training else forward
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Passes make many small objects and no cycles; looking for some would double their time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    @property
+    def _scheduled(self) -> Scheduled:
+        return Scheduled(self.source, self.graph, tuple(self.history), self.rewrites, self.stages)

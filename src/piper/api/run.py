@@ -11,10 +11,10 @@ from piper.api.advice import with_advice
 from piper.bodies.leaves import batch_leaves
 from piper.errors import OutOfMemory, RunError
 from piper.plan.types import Plan
-from piper.runtime.assemble import differing_copies, whole_tensors
-from piper.runtime.pool_run import Reading
-from piper.runtime.reading import Data
-from piper.runtime.shares import checked_leaves
+from piper.runtime.launch.pool_run import Reading
+from piper.runtime.launch.reading import Data
+from piper.runtime.launch.shares import checked_leaves
+from piper.runtime.worker.assemble import differing_copies, whole_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.bodies import ops as ops  # bodies may call these operators: register them first
-from piper.bodies import uniform as uniform
-from piper.bodies.code import constant_data
+from piper.bodies import (
+    expert_ops as expert_ops,  # bodies may call these operators: register them first
+)
+from piper.bodies.chunk_code import constant_data
 from piper.bodies.quick import quicken
+from piper.bodies.random import uniform as uniform
 from piper.errors import PlanError, TraceError
 
 _MARK = "$"  # key of the one-entry objects that stand for what JSON lacks

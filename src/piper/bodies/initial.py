@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from piper.bodies.dispatch import draws_random
+from piper.bodies.operators import draws_random
 from piper.errors import TraceError
 
 

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from piper.bodies.code import ChunkCode
-from piper.bodies.dispatch import draws_random
+from piper.bodies.chunk_code import ChunkCode
+from piper.bodies.operators import draws_random
 from piper.errors import TraceError
 from piper.plan.body_spec import TensorSpec
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from piper.bodies.code import ChunkCode, ChunkInput
+from piper.bodies.chunk_code import ChunkCode, ChunkInput
 from piper.bodies.joint import Joint
 from piper.plan.body_spec import Ref
 

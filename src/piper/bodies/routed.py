@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from piper.bodies.code import ChunkCode
+from piper.bodies.chunk_code import ChunkCode
+from piper.bodies.expert_ops import permute_rows
 from piper.bodies.joint import Run, dynamic, runner
-from piper.bodies.ops import permute_rows
 from piper.errors import TraceError
 from piper.plan.body_spec import TensorSpec
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.bodies.code import ChunkCode, spec_of
+from piper.bodies.chunk_code import ChunkCode, spec_of
 from piper.bodies.codec import content_hash, encode
 from piper.bodies.codec import load as load
 from piper.bodies.flops import operator_flops

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from piper.check.local import Local
+from piper.check.local_order import Local
 from piper.mesh import Group, Slice
 from piper.plan.types import Bucket, Plan, Slot, Task, bind
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from piper.check.acyclic import acyclic
-from piper.check.collectives import KINDS, collectives
-from piper.check.events import events
-from piper.check.gathers import gathers
-from piper.check.limit import limit, peaks
-from piper.check.memory import memory
-from piper.check.messages import messages
-from piper.check.norms import norms
-from piper.check.numbers import numbers
 from piper.check.parties import World, compressed
-from piper.check.pools import pools
 from piper.check.problem import Problem
+from piper.check.proofs.acyclic import acyclic
+from piper.check.proofs.collectives import KINDS, collectives
+from piper.check.proofs.events import events
+from piper.check.proofs.gathers import gathers
+from piper.check.proofs.limit import limit, peaks
+from piper.check.proofs.memory import memory
+from piper.check.proofs.messages import messages
+from piper.check.proofs.norms import norms
+from piper.check.proofs.numbers import numbers
+from piper.check.proofs.pools import pools
+from piper.check.proofs.resident import resident
+from piper.check.proofs.structure import structure
+from piper.check.proofs.updates import updates
 from piper.check.report import Report
-from piper.check.resident import resident
-from piper.check.structure import structure
-from piper.check.updates import updates
 from piper.errors import CheckError
 from piper.plan.types import Plan
 

@@ -8,10 +8,29 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from piper.cli import check, diff, doctor, explain, plan, schedule, train, verify
+from piper.cli import (
+    check_command,
+    diff_command,
+    doctor_command,
+    explain_command,
+    plan_command,
+    schedule_command,
+    train_command,
+    verify_command,
+)
 from piper.errors import PiperError, Source, is_users
 
 MISUSED = 2
+_COMMANDS = (
+    train_command,
+    plan_command,
+    check_command,
+    verify_command,
+    schedule_command,
+    explain_command,
+    diff_command,
+    doctor_command,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="piper", description="Programmable distributed training for PyTorch."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (train, plan, check, verify, schedule, explain, diff, doctor):
+    for command in _COMMANDS:
         command.add_parser(commands)
     arguments = parser.parse_args(argv)
     arguments.argv = sys.argv[1:] if argv is None else list(argv)

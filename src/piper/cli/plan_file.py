@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from piper.cli.program import FileError
+from piper.cli.user_file import FileError
 from piper.errors import Call, PlanError
 from piper.plan.types import Plan, plan_from_json
 

@@ -11,7 +11,7 @@ from piper.errors import Call, MeshError, OrderError, did_you_mean
 from piper.ir.graph import Graph, Order
 from piper.ir.select import Selector
 from piper.mesh import Slice
-from piper.schedules.check import check
+from piper.schedules.legality import check
 from piper.schedules.table import Action, Table
 
 Group = Selector | Sequence[Selector]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from piper.directives.owning import axes_of, check_stream, own
 from piper.errors import AxisError, Call
+from piper.ir.byte_sizes import parse_size
 from piper.ir.graph import Graph
 from piper.ir.nodes import Owner
 from piper.ir.select import Selector, select
-from piper.ir.sizes import parse_size
 
 REDUCE_STREAM, GATHER_STREAM = "reduce", "gather"
 BUCKET_SIZE = (

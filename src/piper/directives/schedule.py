@@ -17,9 +17,9 @@ from piper.directives.replicate import replicate
 from piper.directives.shard import shard
 from piper.directives.split import split
 from piper.errors import Call, MeshError, did_you_mean, user_source
-from piper.ir.code import keywords_code
 from piper.ir.graph import Graph, Stream
 from piper.ir.history import Record
+from piper.ir.python_code import keywords_code
 from piper.ir.select import Selector
 from piper.mesh import Mesh, Slice
 from piper.schedules.catalog import as_code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piper.frontend.program import Traced, TracedChunk
+from piper.frontend.traced import Traced, TracedChunk
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node, label
 from piper.ir.values import Role, Value

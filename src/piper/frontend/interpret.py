@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.bodies.dispatch import RandomWatch
 from piper.bodies.leaves import tensors_in
+from piper.bodies.operators import RandomWatch
 
 
 @dataclass

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import torch
 from torch import fx
 
-from piper.bodies.keyed import has_keyed_form, keyed
+from piper.bodies.random.keyed import has_keyed_form, keyed
 from piper.errors import TraceError
 from piper.frontend.capture import Capture, callee, source_of
 

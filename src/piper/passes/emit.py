@@ -21,8 +21,8 @@ from piper.ir.nodes import (
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
-from piper.passes.events import waits_of
-from piper.passes.pools import share_buffers
+from piper.passes.shared_buffers import share_buffers
+from piper.passes.waits import waits_of
 from piper.plan.keys import KEY
 from piper.plan.types import PERSISTENT, Memory, RankClass, Slot, SlotKind, Task
 

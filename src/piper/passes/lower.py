@@ -8,15 +8,15 @@ from piper.errors import Call, OrderError, PiperError, PlanError, SplitError
 from piper.ir.graph import Graph
 from piper.ir.ordering import resolve_orders
 from piper.ir.sorting import sorted_topologically
-from piper.ir.verify import verify
+from piper.ir.well_formed import verify
 from piper.mesh import Slice
 from piper.passes.bind import GetBodies, bind_bodies
 from piper.passes.buckets import Bucketed, make_buckets
 from piper.passes.clip import measure_norm
 from piper.passes.gradients import hold_parameters, reduce_gradients, update_parameters
+from piper.passes.list_schedule import crossed_messages, schedule
 from piper.passes.loss import report_loss
 from piper.passes.pace import pace
-from piper.passes.schedule import crossed_messages, schedule
 from piper.passes.transfers import transfer_values
 from piper.passes.whole import check_whole
 from piper.plan.body_spec import TensorSpec

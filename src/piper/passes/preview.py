@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from piper.errors import Call
+from piper.ir.byte_sizes import show_size
 from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.nodes import TRACED, Chunk, CommKind
 from piper.ir.routing import expert_form
-from piper.ir.sizes import show_size
 from piper.ir.values import Value, accumulation_dtype, dtype_bytes
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed, make_buckets

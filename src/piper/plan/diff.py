@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from piper.ir.sizes import show_size
+from piper.ir.byte_sizes import show_size
 from piper.mesh import Slice
 from piper.plan.summary import peak_bytes
 from piper.plan.types import Optimizer, Plan, RankClass, Task

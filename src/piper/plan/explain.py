@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from piper.ir.sizes import show_size
+from piper.ir.byte_sizes import show_size
 from piper.plan.find import find_tasks
 from piper.plan.reasons import Reasons
 from piper.plan.summary import alive_bytes, peak_bytes, slot_bytes

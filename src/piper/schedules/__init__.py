@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from piper.schedules.auto import auto
+from piper.schedules.action_costs import Costs, parse_costs
 from piper.schedules.catalog import SCHEDULES, as_code, describe, schedule, takes_stages_per_rank
-from piper.schedules.check import check
-from piper.schedules.costs import Costs, parse_costs
-from piper.schedules.dualpipe import dualpipe, dualpipev
-from piper.schedules.gpipe import gpipe, looped_bfs
-from piper.schedules.interleaved import interleaved_1f1b, interleaved_zb
-from piper.schedules.one_f_one_b import eager_1f1b, one_f_one_b
+from piper.schedules.drawing.characters import draw_text
+from piper.schedules.drawing.svg import draw_svg
+from piper.schedules.generators.auto import auto
+from piper.schedules.generators.dualpipe import dualpipe, dualpipev
+from piper.schedules.generators.gpipe import gpipe, looped_bfs
+from piper.schedules.generators.interleaved import interleaved_1f1b, interleaved_zb
+from piper.schedules.generators.one_f_one_b import eager_1f1b, one_f_one_b
+from piper.schedules.generators.v_shaped import v_half, v_min, zbv
+from piper.schedules.generators.zero_bubble import zb_h1, zb_h2
+from piper.schedules.legality import check
 from piper.schedules.read import from_rows, parse_csv, parse_json, read_table
 from piper.schedules.replay import Replay, peak_held, replay
-from piper.schedules.svg import draw_svg
 from piper.schedules.table import Action, Cell, Table
-from piper.schedules.text import draw_text
-from piper.schedules.v_shaped import v_half, v_min, zbv
-from piper.schedules.zero_bubble import zb_h1, zb_h2
 
 __all__ = [
     "SCHEDULES", "Action", "Cell", "Costs", "Replay", "Table", "as_code", "auto", "check",

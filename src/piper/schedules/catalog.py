@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 
 from piper.errors import Call, ScheduleError, Source, did_you_mean, is_users, user_source
-from piper.schedules.auto import auto
-from piper.schedules.check import check
-from piper.schedules.dualpipe import dualpipe, dualpipev
-from piper.schedules.gpipe import gpipe, looped_bfs
-from piper.schedules.interleaved import interleaved_1f1b, interleaved_zb
-from piper.schedules.one_f_one_b import eager_1f1b, one_f_one_b
+from piper.schedules.generators.auto import auto
+from piper.schedules.generators.dualpipe import dualpipe, dualpipev
+from piper.schedules.generators.gpipe import gpipe, looped_bfs
+from piper.schedules.generators.interleaved import interleaved_1f1b, interleaved_zb
+from piper.schedules.generators.one_f_one_b import eager_1f1b, one_f_one_b
+from piper.schedules.generators.request import refuse
+from piper.schedules.generators.v_shaped import v_half, v_min, zbv
+from piper.schedules.generators.zero_bubble import zb_h1, zb_h2
+from piper.schedules.legality import check
 from piper.schedules.read import Item, from_rows, read_table
-from piper.schedules.sizes import refuse
 from piper.schedules.table import Table
-from piper.schedules.v_shaped import v_half, v_min, zbv
-from piper.schedules.zero_bubble import zb_h1, zb_h2
 
 # A user's own: takes num_ranks and num_microbatches, maybe stages_per_rank; gives rows or a Table.
 Generator = Callable[..., Table | Iterable[str | Iterable[Item]]]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from piper.schedules.costs import Costs
+from piper.schedules.action_costs import Costs
 from piper.schedules.table import Action, Table
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from piper.errors import Call, ScheduleError, Source, user_source
-from piper.schedules.check import check, check_form
+from piper.schedules.legality import check, check_form
 from piper.schedules.table import Action, Cell, Kind, Table
 
 VERSION: Literal[1] = 1  # of the JSON form

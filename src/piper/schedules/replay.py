@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from piper.schedules.check import check
-from piper.schedules.costs import Costs
+from piper.schedules.action_costs import Costs
+from piper.schedules.legality import check
 from piper.schedules.table import Action, Table
 from piper.schedules.timing import run
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from piper.schedules.costs import Costs
+from piper.schedules.action_costs import Costs
 from piper.schedules.table import Action, Table
 
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from piper.api.run import Run
 from piper.bodies.leaves import join_batches
 from piper.errors import RunError
-from piper.runtime.pool_run import check_ends
-from piper.runtime.shares import Share
+from piper.runtime.launch.pool_run import check_ends
+from piper.runtime.launch.shares import Share
 
 Data = Iterable[Any] | Callable[[Share], Iterable[Any]]
 ENDED, READ, FAILED, IDLE = range(4)

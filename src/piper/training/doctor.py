@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from piper.runtime.mps import CONTROL
+from piper.runtime.launch.mps import CONTROL
 from piper.training.links import measure_links
 
 GIB = 2**30

@@ -16,8 +16,8 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan
-from piper.runtime.pool_run import Pool
-from piper.runtime.torchrun import under_torchrun
+from piper.runtime.launch.pool_run import Pool
+from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.data import batches, check_again, check_data
 from piper.training.line import Log
 from piper.training.lr import LearningRate

@@ -14,8 +14,8 @@ from piper.api.run import Run
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture import plain_name
-from piper.runtime.weights import initial_value
-from piper.training.keyed import draws, keyed_step
+from piper.runtime.worker.weights import initial_value
+from piper.training.keyed_reference import draws, keyed_step
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
 PARAMETER_BOUND = 1e-8

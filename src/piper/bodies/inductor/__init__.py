@@ -1,0 +1,1 @@
+"""Bodies through Inductor, kept on disk."""

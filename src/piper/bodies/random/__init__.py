@@ -1,0 +1,1 @@
+"""Random operations as pure functions of keys."""

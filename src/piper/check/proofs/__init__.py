@@ -1,0 +1,1 @@
+"""The proofs: parties in, problems out."""

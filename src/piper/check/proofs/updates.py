@@ -1,0 +1,230 @@
+"""updates: every parameter is stepped once, by its whole gradient, on every rank that holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from piper.check.parties import Party, World, normal
+from piper.check.problem import Problem, problem
+from piper.check.proofs.gradient_sums import sums
+from piper.mesh import Group
+from piper.plan.types import Bucket, Task
+
+
+def updates(world: World) -> Iterator[Problem]:
+    """Buckets that do not fit their parameters; gradients that are not whole; updates and gathers
+    that are missing or doubled."""
+    yield from _buckets(world)
+    yield from sums(world)
+    for party in world.distinct:
+        for index, task in enumerate(party.tasks if not world.plan.train else ()):
+            if task.kind in ("update", "settle") or task.phase[:1] == "B":
+                text = f"{task.name} has no place in an evaluation, which changes nothing"
+                yield problem(world, "updates", text, (party, index))
+        for number, bucket in world.trained_at(party.slice):
+            yield from _Chain(world, party, number, bucket).run()
+
+
+def _buckets(world: World) -> Iterator[Problem]:
+    """Buckets hold each trainable parameter once, on all slices and axes where it is."""
+    plan = world.plan
+    home: dict[str, int] = {}
+    for number, bucket in enumerate(plan.buckets):
+        for name in bucket.params:
+            if name in home:
+                yield Problem("updates", f"{name} is in two buckets")
+            home[name] = number
+        for name, shape in zip(bucket.params, bucket.shapes, strict=True):
+            whole = plan.tensors[name].shape if name in plan.tensors else ()
+            if math.prod(whole) != math.prod(shape) * plan.mesh.size_of(bucket.split_over):
+                text = f"bucket {bucket.name} has {shape} of {name}, which is {whole} in the model"
+                yield Problem("updates", text)
+        for at in bucket.slices:
+            free = {a for a in plan.mesh.free(at) if plan.mesh.size_of((a,)) > 1}
+            axes = [a for a in (*bucket.over, *bucket.copies, *bucket.split_over) if a in free]
+            if sorted(axes) != sorted(free):
+                text = f"bucket {bucket.name} is whole along {', '.join(axes)} only"
+                yield Problem("updates", text, (), (f"{at} has axes {', '.join(sorted(free))}",))
+    for name, tensor in plan.tensors.items():
+        if tensor.trainable and name not in home:
+            yield Problem("updates", f"{name} is trained, but in no bucket: it is never updated")
+    for party in world.distinct:
+        for slot in party.slots:
+            if slot.kind != "param" or slot.source not in home:
+                continue
+            bucket = plan.buckets[home[slot.source]]
+            place = bucket.params.index(slot.source)
+            if party.slice not in bucket.slices:
+                text = f"{party.label} holds {slot.source}, its bucket {bucket.name} is elsewhere"
+                yield Problem("updates", text)
+            elif slot.shape != bucket.shapes[place] or (slot.base >= 0) != (bucket.zero > 0):
+                text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
+                yield Problem("updates", text)
+            elif slot.base >= 0 and slot.offset != bucket.offsets[place]:
+                text = f"{party.label}: {slot.name} is not where bucket {bucket.name} has it"
+                yield Problem("updates", text)
+
+
+class _Chain:
+    """From the contributions to one bucket's gradient to its updated parameters, on one party."""
+
+    def __init__(self, world: World, party: Party, number: int, bucket: Bucket) -> None:
+        self.world = world
+        self.party = party
+        self.number = number
+        self.bucket = bucket
+        self.local = world.local(party)
+        self.parts = world.plan.mesh.size_of(bucket.over)
+        self.own = [
+            i
+            for i, task in enumerate(party.tasks)
+            if task.kind in ("update", "settle") and task.bucket == number
+        ]
+
+    def run(self) -> Iterator[Problem]:
+        stepped = [i for i in self.own if self.party.tasks[i].kind == "update"]
+        what = f"bucket {self.bucket.name} ({', '.join(self.bucket.params)})"
+        if len(stepped) != 1:
+            times = f"{len(stepped)} times" if stepped else "never"
+            text = f"{self.party.label}: {what} is updated {times} in a step"
+            yield self._problem(text, *(stepped or self._gradient_tasks()))
+            return
+        (index,) = stepped
+        task = self.party.tasks[index]
+        yield from self._targets(index, task)
+        grad = self.party.slots[task.reads[0]]
+        if grad.kind != "grad" or grad.bucket != self.number:
+            text = f"{task.name} steps {what} by {grad.name}, which is not its gradient"
+            yield self._problem(text, index)
+            return
+        yield from self._gradient(index, task.reads[0])
+        yield from self._gather(index)
+
+    def _gradient_tasks(self) -> list[int]:
+        """The last task that wrote the bucket's gradient, for want of an update."""
+        last = [
+            [i for i in self.local.writers[s] if i not in self.own]
+            for s, slot in enumerate(self.party.slots)
+            if slot.kind == "grad" and slot.bucket == self.number
+            for index in self.local.writers.get(s, [])
+            if index not in self.own
+        ]
+        return [found[-1] for found in last if found][-1:]
+
+    def _targets(self, index: int, task: Task) -> Iterator[Problem]:
+        """The update writes all parameters of its bucket, or the rank's shard of them, and the gradient
+        that it divides."""
+        written = [self.party.slots[s] for s in task.writes[:-1]]
+        if self.bucket.zero == 0:
+            right = tuple(s.source for s in written if s.kind == "param") == self.bucket.params
+        else:
+            right = [(s.kind, s.bucket) for s in written] == [("shard", self.number)]
+        if not right or task.writes[-1] != task.reads[0]:
+            names = ", ".join(self.party.slots[s].name for s in task.writes)
+            text = f"{task.name} writes {names}, not what bucket {self.bucket.name} holds"
+            yield self._problem(text, index)
+
+    def _gradient(self, update: int, grad: int) -> Iterator[Problem]:
+        """All contributions, then the sum over copies, then the update."""
+        name = self.party.slots[grad].name
+        group = normal(self.world.plan, Group(self.bucket.slices, self.bucket.copies))
+        reduced: list[int] = []
+        scattered: list[int] = []
+        for index in self.local.writers.get(grad, []):
+            task = self.party.tasks[index]
+            if index in self.own:
+                continue
+            if task.kind == "all_reduce" and grad in task.reads:
+                reduced.append(index)
+                if self.world.group(task) != group:
+                    text = f"{task.name} reduces {name} over {self.world.group(task)}"
+                    yield self._problem(text, index, facts=(f"its copies are {group}",))
+                if index > update:
+                    text = f"{task.name} reduces {name} after its update"
+                    yield self._problem(text, index, update)
+            elif task.kind in ("add", "reduce_scatter"):
+                for end in (*reduced[:1], update):
+                    if index > end:
+                        text = f"{task.name} adds to {name} after {self.party.tasks[end].name}"
+                        yield self._problem(f"{text}: it is lost", index, end)
+                        break
+                yield from self._contribution(index, task, name)
+                scattered += [index] * (task.kind == "reduce_scatter")
+            else:
+                yield self._problem(f"{task.name} overwrites {name}", index)
+        for found in (reduced, scattered):
+            if len(found) > 1:
+                yield self._problem(f"{name} is reduced {len(found)} times", *found)
+        if not reduced and group.size(self.world.plan.mesh) > 1:
+            text = f"{self.party.label}: {name} is not reduced over its copies, {group}"
+            yield self._problem(text, update)
+        if not any(i < update for i in self.local.writers.get(grad, [])):
+            yield self._problem(f"nothing is added to {name} before its update", update)
+
+    def _contribution(self, index: int, task: Task, name: str) -> Iterator[Problem]:
+        """With sharded gradients, what enters is reduced over the shards' ranks; else, nothing is."""
+        if task.kind == "reduce_scatter":
+            yield from self._scattered(index, name)
+            return
+        for slot in task.reads:
+            by = self.local.writer_before(slot, index)
+            kind = self.party.tasks[by].kind if by >= 0 else ""
+            if self.parts > 1 and kind == "reduce_scatter":
+                yield from self._scattered(by, name)
+            elif self.parts > 1:
+                made = self.party.slots[slot].name
+                text = f"{task.name} adds {made} to {name} before it is reduced over its shards"
+                yield self._problem(text, index, *([by] if by >= 0 else ()))
+            elif kind in ("reduce_scatter", "all_reduce", "all_gather"):
+                text = f"{task.name} adds to {name} what is reduced already"
+                yield self._problem(text, index, by)
+
+    def _scattered(self, index: int, name: str) -> Iterator[Problem]:
+        """A reduce_scatter takes all of a sum, once, over the right ranks."""
+        task = self.party.tasks[index]
+        source = self.local.root[task.reads[0]]
+        group = normal(self.world.plan, Group((self.party.slice,), self.bucket.over))
+        if self.world.group(task) != group:
+            text = f"{task.name} reduces {name} over {self.world.group(task)}"
+            yield self._problem(text, index, facts=(f"it is cut into shards over {group}",))
+        if self.party.slots[source].bucket != self.number:
+            text = f"{task.name} reduces {self.party.slots[source].name} into {name}"
+            yield self._problem(text, index)
+        started = False
+        for later in self.local.writers.get(source, []):
+            if later > index and not started:
+                started = all(self.party.tasks[later].first)
+                if not started:
+                    text = f"{self.party.tasks[later].name} adds to {self.party.slots[source].name}"
+                    text += f" after {task.name}"
+                    yield self._problem(f"{text}: it is lost, or counts twice", later, index)
+
+    def _gather(self, update: int) -> Iterator[Problem]:
+        """Parameters that all ranks hold whole are gathered again once their shards are stepped."""
+        if self.bucket.zero not in (1, 2) or self.parts == 1:
+            return
+        last = self.own[-1]
+        group = normal(self.world.plan, Group((self.party.slice,), self.bucket.over))
+        shard = self.party.tasks[update].writes[0]
+        flat = self.local.root[shard]
+        found = []
+        for index in self.local.writers.get(flat, []):
+            task = self.party.tasks[index]
+            if task.kind != "all_gather":
+                continue
+            found.append(index)
+            if self.world.group(task) != group or shard not in task.reads:
+                text = f"{task.name} gathers {self.party.slots[flat].name} over "
+                text += f"{self.world.group(task)}"
+                yield self._problem(text, index, facts=(f"its shards are on {group}",))
+            if index < last:
+                text = f"{task.name} gathers before {self.party.tasks[last].name}"
+                yield self._problem(f"{text}: replicas drift apart", index, last)
+        if not found:
+            text = f"{self.party.label}: the shards of bucket {self.bucket.name} are not gathered"
+            yield self._problem(f"{text} after their update: replicas drift apart", update)
+
+    def _problem(self, text: str, *tasks: int, facts: tuple[str, ...] = ()) -> Problem:
+        found = ((self.party, t) for t in tasks)
+        return problem(self.world, "updates", text, *found, facts=facts)

@@ -1,0 +1,44 @@
+"""`piper check`: prove a saved plan, and show what its ranks need."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from piper.check import check_plan
+from piper.cli.user_file import FileError
+from piper.ir.byte_sizes import parse_size
+from piper.plan.types import plan_from_json
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "check",
+        help="prove a saved plan and show its memory",
+        description="Prove that a plan cannot deadlock, race, leak or lose a gradient.",
+    )
+    parser.add_argument("plan", metavar="PLAN.json", help="as written by piper plan --out")
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", help="refuse a plan whose ranks need more, such as 80GiB"
+    )
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    limit = None if arguments.memory_limit is None else parse_size(arguments.memory_limit)
+    try:
+        with open(arguments.plan, "rb") as file:
+            plan = plan_from_json(file.read())
+    except OSError as error:
+        raise FileError(f"cannot read {arguments.plan}: {error.strerror}") from None
+    report = check_plan(plan, memory_limit=limit)
+    if arguments.json:
+        print(json.dumps(asdict(report)))
+        return 0
+    print(f"plan {plan.content_hash()}")
+    print(report)
+    return 0

@@ -1,0 +1,1 @@
+"""The compile driver: a program and its directives in, a proved plan out."""

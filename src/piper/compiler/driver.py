@@ -1,0 +1,187 @@
+"""The driver: a traced program under its directives in; graph, plan, bodies and proof out."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from piper.bodies.device import check_device
+from piper.bodies.leaves import batch_constants
+from piper.bodies.routed import Routing
+from piper.check import Report, check_plan
+from piper.compiler.source import Cuts, Source
+from piper.directives.complete import complete
+from piper.directives.schedule import Rewrite
+from piper.errors import Call
+from piper.frontend.build import build_graph
+from piper.frontend.stage_choice import StageCut
+from piper.frontend.traced import Traced
+from piper.ir.graph import Graph
+from piper.ir.history import Record
+from piper.ir.nodes import Chunk
+from piper.ir.routing import ExpertForm
+from piper.mesh import Mesh
+from piper.passes.buckets import Bucketed
+from piper.passes.emit import emit
+from piper.passes.lower import data_axes, local_rows, lower_graph
+from piper.passes.piece_sizes import piece_sizes
+from piper.plan.body_spec import ChunkBodies
+from piper.plan.types import Optimizer, Plan, RankClass
+
+_OF_BACKWARDS = ("order", "recompute")
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A program after its directives: its source, its logical graph, and what was done to it."""
+
+    source: Source
+    graph: Graph
+    history: tuple[Record, ...]
+    rewrites: tuple[Rewrite, ...]
+    stages: StageCut | None
+
+    @property
+    def calls(self) -> list[Call]:
+        return [record.call for record in self.history]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `lower` was asked for."""
+
+    optimizer: Optimizer
+    device: str
+    seed: int
+    clip: float | None
+    late_clip: bool
+    dtype: str
+    memory_limit: int | None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """All that lowering makes. `buckets` are for an evaluation, which keeps parameters alike."""
+
+    source: Source
+    graph: Graph
+    plan: Plan
+    bodies: Mapping[str, str]
+    report: Report
+    buckets: Bucketed
+
+
+def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
+    """The graph in chunks as fine as its directives ask for, with its code for one rank.
+
+    The directives are replayed on the finer graph, or on that of another variant of the program:
+    they name tags, which all pieces have. Those about backwards mean nothing to an evaluation.
+    """
+    # `apply` has completed the graph; without any strategy all runs on one device.
+    logical = scheduled.graph if scheduled.history else complete(scheduled.graph, [])
+    calls = scheduled.calls
+    rows = local_rows(logical, scheduled.source.batch_size, calls)
+    cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), scheduled.stages)
+    if cuts.pieces or source is not scheduled.source:
+        _, traced = source.at(source.batch_size, cuts)
+        logical = build_graph(traced)
+        for call, rewrite in zip(calls, scheduled.rewrites, strict=True):
+            if source.training or call.name not in _OF_BACKWARDS:
+                logical = rewrite(logical)
+        logical = complete(logical, calls)
+    return logical, source.local(rows, cuts)
+
+
+def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None = None) -> Lowered:
+    """The plan of training or, with the buckets that training has made, of evaluation."""
+    with _no_collections():
+        return _lower(scheduled, settings, trained)
+
+
+def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -> Lowered:
+    device = settings.device
+    check_device(device)
+    source = scheduled.source.variant(
+        dtype=settings.dtype, training=trained is None, cut=scheduled.stages
+    )
+    logical, traced = refine(scheduled, source)
+    flops: dict[str, float] = {}
+
+    def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
+        routing = Routing(size, form.counts, form.rows) if form else None
+        code = traced.chunks[node.chunk].code
+        found = source.bodies.chunk(code, device=device, routing=routing, recompute=node.recompute)
+        flops.update((body.hash, body.flops) for body in found.by_phase.values())
+        return found
+
+    specs = {name: value.spec for name, value in traced.values.items()}
+    graph, bucketed = lower_graph(
+        logical,
+        bodies=bodies,
+        specs=specs,
+        flops=flops,
+        calls=scheduled.calls,
+        device=device,
+        clip=settings.clip,
+        late=settings.late_clip,
+        optimizer=settings.optimizer,
+        trained=trained,
+    )
+    classes, streams, groups = emit(graph, bucketed)
+    tensors = {
+        name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
+        for name, tensor in source.tensors.items()
+    }
+    used = {task.body for found in classes for task in found.tasks if task.body}
+    used |= {tensor.init for tensor in tensors.values()}
+    plan = Plan(
+        mesh=logical.mesh,
+        streams=streams,
+        groups=groups,
+        classes=classes,
+        tensors=tensors,
+        batch=source.batch_specs,
+        batch_constants=batch_constants(source.batch),
+        data_axes=data_axes(logical),
+        num_microbatches=logical.num_microbatches,
+        optimizer=settings.optimizer,
+        seed=settings.seed,
+        device=device,
+        clip=settings.clip,
+        bodies=tuple(sorted(used)),
+        buckets=bucketed.buckets,
+        history=scheduled.history,
+        train=trained is None,
+        flops=_model_flops(logical.mesh, classes, flops, training=trained is None),
+    )
+    report = check_plan(plan, memory_limit=settings.memory_limit)
+    texts = {name: source.bodies.texts[name] for name in plan.bodies}
+    return Lowered(source, graph, plan, texts, report, bucketed)
+
+
+def _model_flops(
+    mesh: Mesh, classes: Sequence[RankClass], flops: Mapping[str, float], *, training: bool
+) -> float:
+    """Of a step over all ranks: a backward has twice those of its forward; recomputing adds none."""
+    forward = 0.0
+    for found in classes:
+        ranks = mesh.size_of(mesh.free(found.slice))
+        bodies = (task.body for task in found.tasks if task.kind == "run" and task.phase == "F")
+        forward += ranks * sum(flops.get(body, 0.0) for body in bodies)
+    return 3 * forward if training else forward
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Passes make many small objects and no cycles; looking for some would double their time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

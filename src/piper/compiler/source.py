@@ -1,0 +1,181 @@
+"""Source: the user's model, batch and step, captured once per batch shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from piper.bodies.leaves import batch_leaves
+from piper.bodies.store import BodyStore
+from piper.errors import TraceError
+from piper.frontend.capture import Capture, Step, alike, capture, first_difference
+from piper.frontend.stage_choice import StageCut
+from piper.frontend.traced import Traced, cut_program
+from piper.plan.types import BatchLeaf, ModelTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where a program is cut beyond its tags.
+
+    `stages` as the directive cut chose them; then, per chunk number, the most bytes of parameters that
+    a piece of the chunk may read.
+    """
+
+    pieces: tuple[tuple[int, int], ...] = ()
+    stages: StageCut | None = None
+
+
+UNCUT = Cuts()
+
+
+class Source:
+    """Captures at any number of rows, and the bodies made from them; nothing is made twice.
+
+    `dtype` is what the model computes in ("" as it is written); without `training` it is in eval().
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        batch: Any,
+        step: Step,
+        *,
+        stages: str,
+        dtype: str = "",
+        training: bool = True,
+    ) -> None:
+        self.make_model = make_model
+        self.step = step
+        self.batch = batch
+        self.stages = stages
+        self.bodies = BodyStore()
+        self.leaves = batch_leaves(batch)
+        self.batch_size = _batch_size(self.leaves)
+        self.dtype = dtype
+        self.training = training
+        self._variants: dict[tuple[str, bool], Source] = {(dtype, training): self}
+        self._captures: dict[int, Capture] = {}
+        self._traced: dict[tuple[int, Cuts], Traced] = {}
+
+    def variant(self, *, dtype: str, training: bool, cut: StageCut | None) -> Source:
+        """The same program computing in another dtype, or in eval(); its chunks must be the same."""
+        if (dtype, training) not in self._variants:
+            self._variants[dtype, training] = Source(
+                self.make_model,
+                self.batch,
+                self.step,
+                stages=self.stages,
+                dtype=dtype,
+                training=training,
+            )
+        found = self._variants[dtype, training]
+        if found is not self:
+            self._check_chunks(found, Cuts(stages=cut))
+        return found
+
+    def _check_chunks(self, other: Source, cuts: Cuts) -> None:
+        (one, mine), (two, theirs) = self.at(self.batch_size, cuts), other.at(self.batch_size, cuts)
+        same = [(c.tags, c.part) for c in mine.chunks] == [(c.tags, c.part) for c in theirs.chunks]
+        # Positions where stages begin mean the same only in the same trace.
+        if not same or (cuts.stages is not None and not alike(one, two)):
+            how = f"in {other.dtype}" if other.training else "in eval() mode"
+            raise TraceError(
+                f"the model's structure is another one {how}",
+                details=[f"first difference at {first_difference(one, two)}"],
+                legal="the same modules under the same tags",
+            )
+
+    @property
+    def batch_specs(self) -> dict[str, BatchLeaf]:
+        """The leaves of a global batch, as the program takes them."""
+        found = {}
+        for name, leaf in self.leaves.items():
+            dtype = str(leaf.dtype).removeprefix("torch.")
+            cast = self.dtype if leaf.is_floating_point() and self.dtype else dtype
+            found[name] = BatchLeaf(tuple(leaf.shape), cast)
+        return found
+
+    def captured(self, rows: int) -> Capture:
+        """The uncut program for batches of `rows` samples."""
+        if rows not in self._captures:
+            self._captures[rows] = capture(
+                self.make_model,
+                self.batch,
+                self.step,
+                rows=rows,
+                dtype=self.dtype,
+                training=self.training,
+            )
+        return self._captures[rows]
+
+    def at(self, rows: int, cuts: Cuts = UNCUT) -> tuple[Capture, Traced]:
+        """The program for batches of `rows` samples, cut by its tags and by `cuts`."""
+        found = self.captured(rows)
+        if (rows, cuts) not in self._traced:
+            traced = cut_program(
+                found, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
+            )
+            self._traced[rows, cuts] = traced
+        return found, self._traced[rows, cuts]
+
+    def local(self, rows: int, cuts: Cuts = UNCUT) -> Traced:
+        """The same program at the size of one rank's microbatch; its structure must be the same."""
+        whole, traced = self.at(self.batch_size, cuts)
+        try:
+            part, local = self.at(rows, cuts)
+        except TraceError as error:
+            raise TraceError(
+                f"with {rows} samples, one rank's microbatch: {error.message}",
+                details=error.details,
+                legal=f"code that takes any batch size; the example batch has {self.batch_size}",
+            ) from error
+        if _structure(traced) != _structure(local):
+            raise TraceError(
+                f"the model's structure depends on the batch size: it differs between "
+                f"{self.batch_size} and {rows} samples",
+                details=[f"first difference at {first_difference(whole, part)}"],
+                legal="code whose branches do not read the batch's shape",
+            )
+        return local
+
+    @cached_property
+    def tensors(self) -> dict[str, ModelTensor]:
+        """All parameters and buffers of the model that a step reads, with their initializers."""
+        found, traced = self.at(self.batch_size)
+        used = {n: v for n, v in traced.values.items() if v.role in ("param", "buffer")}
+        # In the model's order, so that a copy takes the randomness of what it was copied from.
+        wanted = {name: tensor for name, tensor in found.made.items() if name in used}
+        made = {}
+        for name, code in found.initializers.bodies(wanted).items():
+            init = self.bodies.add(code.graph, code.constants)
+            spec = used[name].spec
+            made[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
+        return made
+
+
+def _batch_size(leaves: dict[str, Tensor]) -> int:
+    if not leaves:
+        raise TraceError("the example batch has no tensors")
+    sizes = {}
+    for name, leaf in leaves.items():
+        if leaf.dim() == 0:
+            raise TraceError(
+                f"{name} has no batch dimension", legal="tensors with samples in dim 0"
+            )
+        sizes[name] = leaf.shape[0]
+    if len(set(sizes.values())) > 1:
+        raise TraceError(
+            "the tensors of the batch differ in their number of samples",
+            details=[f"{name}: {size}" for name, size in sizes.items()],
+        )
+    return next(iter(sizes.values()))
+
+
+def _structure(traced: Traced) -> list[Any]:
+    return [(c.tags, c.part, c.parts, c.inputs, c.outputs) for c in traced.chunks]

@@ -1,0 +1,31 @@
+"""Stages of a program: what the directive `cut` asks for in, the graph of the program cut so out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from piper.compiler.source import Cuts, Source
+from piper.errors import Call
+from piper.frontend.build import build_graph
+from piper.frontend.stage_choice import StageCut, choose_stages
+from piper.ir.graph import Graph
+from piper.ir.well_formed import verify
+
+
+class Stages:
+    """Chosen once, at the example batch; then the same positions of the trace at every batch size."""
+
+    def __init__(self, source: Source, cut: StageCut | None) -> None:
+        self.source = source
+        self.cut = cut
+
+    def __call__(
+        self, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call
+    ) -> Graph:
+        rows = self.source.batch_size
+        capture = self.source.captured(rows)
+        self.cut = choose_stages(capture, tag, num, costs=costs, call=call)
+        _, traced = self.source.at(rows, Cuts(stages=self.cut))
+        graph = build_graph(traced)
+        verify(graph)
+        return graph

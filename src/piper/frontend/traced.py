@@ -1,0 +1,249 @@
+"""The traced program: a Capture in, chunks with their code and the logical graph out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from piper.bodies.chunk_code import ChunkCode, ChunkInput, spec_of
+from piper.errors import TraceError
+from piper.frontend.capture import Capture, source_of, value_of
+from piper.frontend.chunks import cut
+from piper.frontend.mutation import refuse_mutation
+from piper.frontend.pieces import cut_pieces
+from piper.frontend.random_ops import copy_keyed, first_place, random_indexes
+from piper.frontend.regions import assign_regions, free_code
+from piper.frontend.stage_choice import StageCut
+from piper.ir.nodes import Tags
+from piper.ir.values import Role
+from piper.plan.body_spec import TensorSpec
+from piper.plan.keys import KEY, ranges_of
+
+
+@dataclass(frozen=True)
+class TracedValue:
+    """A tensor that crosses a chunk's boundary."""
+
+    role: Role
+    spec: TensorSpec
+    gradient: bool  # whether a gradient passes through it
+    of: str = ""  # what keys are for
+
+
+@dataclass(frozen=True)
+class TracedChunk:
+    """One chunk: its tags, its place among its region's parts, its Values and its code.
+
+    `whole` numbers the chunk that it is a piece of, in the program without finer cuts.
+    """
+
+    tags: Tags
+    part: int
+    parts: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    code: ChunkCode
+    whole: int
+
+
+@dataclass(frozen=True)
+class Traced:
+    """All chunks of a step in a topological order, for one batch shape."""
+
+    chunks: tuple[TracedChunk, ...]
+    values: dict[str, TracedValue]
+    loss: str
+    count: str
+
+
+def cut_program(
+    capture: Capture,
+    *,
+    stages: str,
+    cut_at: StageCut | None = None,
+    pieces: Mapping[int, int] | None = None,
+) -> Traced:
+    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters.
+
+    Stages are those that the model's code is tagged with, or begin where `cut_at` says.
+    """
+    if cut_at is None:
+        regions = assign_regions(capture, stages=stages)
+    else:
+        stage_of = {n: cut_at.stage_of(i) for i, n in enumerate(capture.graph.nodes)}
+        regions = assign_regions(capture, stages=cut_at.tag, stage_of=stage_of)
+    free = free_code(capture)
+    code = [node for node in regions if node not in free]
+    chunk_of = cut(code, regions, capture.facts.inputs_with_changers)
+    refined = cut_pieces(capture, chunk_of, pieces or {})
+    refuse_mutation(list(regions), refined.chunk_of, capture)
+    return _Cutter(capture, regions, free, refined.chunk_of).traced(refined.whole)
+
+
+class _Cutter:
+    def __init__(
+        self,
+        capture: Capture,
+        regions: dict[fx.Node, Tags],
+        free: set[fx.Node],
+        chunk_of: dict[fx.Node, int],
+    ) -> None:
+        self.capture = capture
+        self.regions = regions
+        self.free = free
+        self.chunk_of = chunk_of
+        self.flowing = capture.facts.flowing
+        self.random = random_indexes(capture)
+        self.members: list[list[fx.Node]] = [[] for _ in range(max(chunk_of.values()) + 1)]
+        for node, chunk in chunk_of.items():
+            self.members[chunk].append(node)
+
+    def traced(self, whole: tuple[int, ...]) -> Traced:
+        tags = [self.regions[nodes[0]] for nodes in self.members]
+        values: dict[str, TracedValue] = {}
+        chunks = []
+        for index, nodes in enumerate(self.members):
+            inputs, outputs = self._inputs(nodes), self._outputs(index, nodes)
+            for node in (*inputs, *outputs):
+                values[self.name(node)] = self._value(node)
+            keys = self._keys(nodes, values)
+            same = [i for i, other in enumerate(tags) if other == tags[index]]
+            chunks.append(
+                TracedChunk(
+                    tags=tags[index],
+                    part=same.index(index),
+                    parts=len(same),
+                    inputs=(*map(self.name, inputs), *keys),
+                    outputs=tuple(map(self.name, outputs)),
+                    code=self._code(index, nodes, inputs, outputs),
+                    whole=whole[index],
+                )
+            )
+        count = self.capture.count
+        return Traced(
+            tuple(chunks), values, self.name(self.capture.loss), self.name(count) if count else ""
+        )
+
+    def name(self, node: fx.Node) -> str:
+        origin = self.capture.origins.get(node)
+        return origin.name if origin else f"%{node.name}"
+
+    def _keys(self, nodes: list[fx.Node], values: dict[str, TracedValue]) -> tuple[str, ...]:
+        """The Value with a chunk's keys, if it draws random numbers."""
+        drawn = [node for node in nodes if node in self.random]
+        if not drawn:
+            return ()
+        name = KEY + ranges_of([self.random[node] for node in drawn])
+        spec = TensorSpec((len(drawn),), "int64")
+        values[name] = TracedValue("key", spec, gradient=False, of=first_place(drawn))
+        return (name,)
+
+    def _value(self, node: fx.Node) -> TracedValue:
+        result = value_of(node)
+        if not isinstance(result, Tensor):
+            raise TraceError(
+                f"{node.name} passes between regions but is no tensor ({source_of(node)})",
+                legal="tensors between regions",
+            )
+        origin = self.capture.origins.get(node)
+        role: Role = origin.role if origin else "activation"  # type: ignore[assignment]
+        if role == "param" and result.is_complex() and node in self.flowing:
+            raise TraceError(
+                f"parameter {self.name(node)} is complex, which is not supported yet",
+                legal="two real parameters, and torch.complex in the model's code",
+            )
+        if node is self.capture.loss:
+            role = "loss"
+        elif node is self.capture.count:
+            role = "count"
+        return TracedValue(role, spec_of(result), node in self.flowing)
+
+    def _with_free_code(self, nodes: list[fx.Node]) -> list[fx.Node]:
+        """A chunk's nodes after the free code that they read, in trace order."""
+        needed: set[fx.Node] = set()
+        stack = list(nodes)
+        while stack:
+            for arg in self.capture.facts.inputs(stack.pop()):
+                if arg in self.free and arg not in needed:
+                    needed.add(arg)
+                    stack.append(arg)
+        own = needed | set(nodes)
+        return [node for node in self.capture.graph.nodes if node in own]
+
+    def _inputs(self, nodes: list[fx.Node]) -> list[fx.Node]:
+        own = self._with_free_code(nodes)
+        inside = set(own)
+        found: dict[fx.Node, None] = {}
+        for node in own:
+            for arg in node.all_input_nodes:
+                if arg not in inside:
+                    found[arg] = None
+        return list(found)
+
+    def _outputs(self, index: int, nodes: list[fx.Node]) -> list[fx.Node]:
+        results = (self.capture.loss, self.capture.count)
+        return [
+            node
+            for node in nodes
+            if node in results
+            or any(self.chunk_of.get(user, index) != index for user in node.users)
+        ]
+
+    def _code(
+        self, index: int, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]
+    ) -> ChunkCode:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in inputs:
+            copies[node] = graph.placeholder(node.name)
+        position = {node: i for i, node in enumerate(n for n in nodes if n in self.random)}
+        keys = [graph.placeholder("keys")] if position else []
+        for node in self._with_free_code(nodes):
+            if node in position:
+                copies[node] = copy_keyed(
+                    graph, node, copies, keys=keys[0], position=position[node]
+                )
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in outputs))
+        constants = {
+            str(n.target): self.capture.constants[str(n.target)]
+            for n in copies
+            if n.op == "get_attr"
+        }
+        return ChunkCode(
+            graph=graph,
+            constants=constants,
+            inputs=(
+                *(self._input(index, node) for node in inputs),
+                *(_keys_input(len(position)) for _ in keys),
+            ),
+            outputs=tuple(spec_of(value_of(node)) for node in outputs),
+            tangents=tuple(
+                i
+                for i, node in enumerate(outputs)
+                if node in self.flowing
+                and (node is self.capture.loss or self._flows_out(index, node))
+            ),
+        )
+
+    def _input(self, index: int, node: fx.Node) -> ChunkInput:
+        origin = self.capture.origins.get(node)
+        grad = node in self.flowing and any(
+            self.chunk_of.get(user) == index and user in self.flowing for user in node.users
+        )
+        spec = spec_of(value_of(node))
+        param = origin is not None and origin.role in ("param", "buffer")
+        return ChunkInput(spec, param=param, requires_grad=grad, grad=grad)
+
+    def _flows_out(self, index: int, node: fx.Node) -> bool:
+        return any(
+            self.chunk_of.get(user, index) != index and user in self.flowing for user in node.users
+        )
+
+
+def _keys_input(num: int) -> ChunkInput:
+    spec = TensorSpec((num,), "int64")
+    return ChunkInput(spec, param=False, requires_grad=False, grad=False)

@@ -1,0 +1,1 @@
+"""What went wrong, where, and whose fault it was."""

@@ -1,0 +1,1 @@
+"""How workers start, and how they are driven."""

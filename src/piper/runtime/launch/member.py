@@ -1,0 +1,187 @@
+"""Member: one rank's process, with its communicators and the plans it has loaded."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from piper.errors import PiperError
+from piper.plan.types import plan_from_json
+from piper.runtime.factory import spare_compiler
+from piper.runtime.failure.board import Board, begin, clear, end
+from piper.runtime.launch.devices import device_facts
+from piper.runtime.launch.reading import Reader, function_of
+from piper.runtime.launch.shares import Share
+from piper.runtime.order.host_order import PeerError
+from piper.runtime.transport.distributed import Communicators, DistributedTransport
+from piper.runtime.transport.gates import Gates
+from piper.runtime.worker.heap import keep_memory
+from piper.runtime.worker.profile import profiled
+from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
+from piper.runtime.worker.worker import Worker
+
+
+class Member:
+    """Does what a driver asks: each public method is a command that takes one payload."""
+
+    def __init__(self, rank: int, *, device: str = "cpu", cells: memoryview | None = None) -> None:
+        self.rank = rank
+        self.device = torch.device(device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        else:
+            keep_memory()
+        spare_compiler()
+        self.cells = Board(1).cells(0) if cells is None else cells
+        clear(self.cells)
+        self.communicators = Communicators(self.device)
+        self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
+        self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
+        self.at: Worker | None = None  # the one that was asked last
+
+    def join(self, payload: Mapping[str, Any]) -> str:
+        """Meet the other ranks; why there can be no gates between them, if so."""
+        settings = dict(payload)
+        gates = settings.pop("gates", None)
+        join(self.rank, **settings)
+        if gates is None:
+            return ""
+        self.communicators.gates = Gates(gates, self.device)
+        return self.communicators.gates.problem
+
+    def ungate(self, _: object = None) -> None:
+        """Do without gates, since not every rank can have them."""
+        self.communicators.gates = None
+
+    def load(self, payload: Mapping[str, Any]) -> str:
+        """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
+        the parameters of that one."""
+        plan = plan_from_json(payload["plan"])
+        name = payload.get("name", "train")
+        if name == "train":
+            self.at = None
+            self.workers.clear()
+            self.readers.clear()
+            clear(self.cells)
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
+        self.workers[name] = Worker(
+            plan,
+            self.rank,
+            bodies=payload["bodies"],
+            transport=DistributedTransport(self.communicators, plan),
+            device=str(self.device),
+            cells=self.cells,
+            shares=self.workers.get("train") if name != "train" else None,
+            compile=payload.get("compile", False),
+        )
+        return plan.content_hash()
+
+    def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
+        """Run a plan on the leaves that were sent, else on the batch that was fetched."""
+        name = payload.get("name", "train")
+        self.at = worker = self.workers[name]
+        if payload.get("options"):
+            worker.set_options(payload["options"])
+        leaves = payload.get("leaves")
+        if leaves is None:
+            reader = self.readers[name]
+            leaves = reader.take() if reader else {}
+        begin(self.cells, list(self.workers).index(name))
+        with profiled(payload.get("trace"), self.rank):
+            result = worker.step(leaves)
+        end(self.cells)
+        return result
+
+    def read(self, payload: Mapping[str, Any]) -> None:
+        """From now on, or again from its start, read this data rank's share from a function."""
+        worker = self.workers[payload["name"]]
+        plan, me = worker.plan, worker.me
+        reader = None
+        if worker.batch_slots:
+            share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
+            reader = Reader(function_of(payload["function"]), share, plan)
+        self.readers[payload["name"]] = reader
+
+    def fetch(self, name: str) -> bool | None:
+        """Read the next batch: whether there was one, or None if this rank needs none."""
+        reader = self.readers[name]
+        return reader.fetch() if reader else None
+
+    def describe(self, _: object = None) -> dict[str, str]:
+        """The device: its name, and an identity that no other device has."""
+        return device_facts(self.device)
+
+    def tensors(self, kind: str) -> dict[str, Tensor]:
+        """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""
+        held = self.workers["train"].tensors(kind)
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+
+    def memory(self, _: object = None) -> dict[str, int]:
+        """Bytes by what they are for, measured on live storages, and the most that was in use."""
+        return measured_bytes(self.workers["train"])
+
+    def look(self) -> None:
+        """Note on the board what a device is busy with, which its host does not see."""
+        for worker in list(self.workers.values()):
+            worker.order.look()
+
+    def answer(self, name: str, payload: Any) -> tuple[str, Any]:
+        """Run a command; whatever happens becomes a message."""
+        try:
+            return "ok", getattr(self, name)(payload)
+        except Exception as error:
+            lost = isinstance(error, PeerError | dist.DistError)
+            return "lost" if lost else "error", told(error, name, self.at)
+
+
+def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:
+    """What others are told of an error; where memory ran out, who has it."""
+    text = error.message if isinstance(error, PiperError) else f"{type(error).__name__}: {error}"
+    text = text.partition("\nException raised from ")[0]  # without torch's own stack
+    facts: dict[str, Any] = {
+        "error": re.sub(r"\[enforce fail at \S+\] .*?\. ", "", text).strip(),
+        "command": command,
+        "trace": traceback.format_exc().strip().splitlines(),
+    }
+    if out_of_memory(error):
+        held = bytes_by_use(worker) if worker else {}
+        facts["memory"] = {"held": held, "largest": largest(worker, 5) if worker else []}
+    return facts
+
+
+def join(
+    rank: int,
+    *,
+    num_ranks: int,
+    timeout: float,
+    init_method: str | None = None,
+    store: dist.Store | None = None,
+) -> None:
+    """Become a rank of the default group, which meets by `init_method` or at `store`. It moves no
+    training data; groups of plans do."""
+    dist.init_process_group(
+        "gloo",
+        init_method=init_method,
+        store=store,
+        rank=rank,
+        world_size=num_ranks,
+        timeout=timedelta(seconds=timeout),
+    )
+
+
+def leave() -> None:
+    """Give up all communicators without waiting for others."""
+    if dist.is_initialized():
+        try:
+            dist.destroy_process_group()
+        except RuntimeError as error:  # a peer was faster
+            print(f"leaving: {error}", file=sys.stderr)

@@ -1,0 +1,89 @@
+"""Reading: a data function travels by its name; each member calls it and reads its own batches."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from piper.errors import RunError
+from piper.files import PREFIX, module_of
+from piper.plan.types import Plan
+from piper.runtime.launch.shares import Share, checked_leaves
+
+Data = Callable[[Share], Iterable[Any]]
+_LEGAL = (
+    "a function at the top level of a file, def data(share): ..., or an iterable of global batches"
+)
+
+
+def reference(function: Data) -> dict[str, Any]:
+    """Where other processes find a function: its file and its name."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if not inspect.isfunction(function) or "." in name or "<" in name:
+        what = "a lambda" if "<lambda>" in name else name
+        raise RunError(f"worker processes cannot import the data function {what}", legal=_LEGAL)
+    file = inspect.getsourcefile(function)
+    if file is None or not os.path.isfile(file):
+        raise RunError(
+            f"worker processes cannot import {name}: it is in no file", legal=f"{_LEGAL}, in a file"
+        )
+    return {
+        "module": function.__module__,
+        "file": os.path.abspath(file),
+        "name": name,
+        "path": [os.path.abspath(folder) for folder in sys.path],
+    }
+
+
+def function_of(found: Mapping[str, Any]) -> Data:
+    """The function that a reference names. A script is imported: its main part does not run."""
+    sys.path.extend(folder for folder in found["path"] if folder not in sys.path)
+    module = found["module"]
+    if module == "__main__" or module.startswith(PREFIX):
+        loaded = module_of(found["file"])
+    else:
+        loaded = importlib.import_module(module)
+    function = getattr(loaded, found["name"], None)
+    if not callable(function):
+        raise RunError(f"{found['file']} has no {found['name']} once it is imported", legal=_LEGAL)
+    return function
+
+
+class Reader:
+    """The batches of one share, read one at a time and checked."""
+
+    def __init__(self, function: Data, share: Share, plan: Plan) -> None:
+        self.plan = plan
+        self.share = share
+        self.number = 0
+        self._batches = iter(function(share))
+        self._next: dict[str, Tensor] | None = None
+
+    def fetch(self) -> bool:
+        """Read the next batch; False if there is none."""
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            return False
+        self.number += 1
+        try:
+            self._next = checked_leaves(self.plan, batch, parts=self.share.num_ranks)
+        except RunError as error:
+            raise RunError(
+                f"batch {self.number} of data rank {self.share.rank}: {error.message}",
+                legal=error.legal,
+            ) from None
+        return True
+
+    def take(self) -> dict[str, Tensor]:
+        """The batch that was read last."""
+        if self._next is None:
+            raise RunError("no batch was fetched for this step")
+        leaves, self._next = self._next, None
+        return leaves

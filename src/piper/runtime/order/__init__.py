@@ -1,0 +1,1 @@
+"""In which order, and behind what, a rank dispatches its Tasks."""

@@ -1,0 +1,197 @@
+"""Distributed: the transport over torch.distributed process groups, gloo on CPUs and NCCL on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from piper.ir.graph import Stream
+from piper.plan.types import Plan
+from piper.runtime.transport.gates import Gate, Gates
+from piper.runtime.transport.transport import Exchange, Pending
+
+# torch 2.13 has new names for both and warns of the old ones; 2.11 has only those.
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# Longer than anybody watches a step: whoever watches says more than a timeout of torch's.
+TIMEOUT = timedelta(hours=1)
+
+MESSAGES = ("send", "recv")
+
+Channel = tuple[tuple[int, ...], Stream]
+
+
+class Communicators:
+    """Process groups by (ranks, stream); they outlive plans."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.groups: dict[Channel, Any] = {}
+        self.messages: Any = None  # on CPUs, where messages have tags, one group for all of them
+        self.gates: Gates | None = None  # where all ranks are on one machine
+        self.gate_of: dict[Channel, Gate] = {}
+
+    def prepare(self, plan: Plan) -> None:
+        """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
+        many there were before, so that members that made different others would never meet."""
+        tagged = MESSAGES if self.device.type == "cpu" else ()
+        if self.messages is None and any(t.kind in tagged for c in plan.classes for t in c.tasks):
+            self.messages = dist.new_group(timeout=TIMEOUT)
+        for channel in sorted(_needed(plan, but=tagged) - self.groups.keys(), key=_order):
+            ranks, stream = channel
+            if self.device.type == "cpu":
+                self.groups[channel] = dist.new_group(list(ranks), timeout=TIMEOUT)
+                continue
+            self.groups[channel] = dist.new_group(
+                list(ranks), timeout=TIMEOUT, backend="nccl", pg_options=_nccl_options(stream)
+            )
+            if self.gates is not None:
+                self.gate_of[channel] = self.gates.gate()
+            if dist.get_rank() in ranks:
+                self._connect(channel)
+
+    def _connect(self, channel: Channel) -> None:
+        """NCCL connects at the first use, which is here and not within a step."""
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.groups[channel])
+        torch.cuda.synchronize(self.device)
+
+
+def _order(channel: Channel) -> tuple[Any, ...]:
+    ranks, stream = channel
+    return ranks, stream.name, stream.priority, stream.max_sms or 0
+
+
+def _needed(plan: Plan, *, but: Collection[str]) -> set[Channel]:
+    """The channels of all communication of a plan but some kinds."""
+    found = set()
+    for part in plan.classes:
+        used = {
+            (task.group, task.stream)
+            for task in part.tasks
+            if task.group >= 0 and task.kind not in ("read", *but)
+        }
+        for rank in plan.mesh.ranks(part.slice):
+            for group, stream in used:
+                found.add((plan.groups[group].ranks(plan.mesh, rank), plan.streams[stream]))
+    return found
+
+
+def _nccl_options(stream: Stream) -> Any:
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=stream.priority == "high")
+    if stream.max_sms is not None:
+        options.config.min_ctas = 1
+        options.config.max_ctas = stream.max_sms
+    return options
+
+
+class DistributedTransport:
+    """On a GPU all communication runs on the current stream. Torch runs messages on streams of its own,
+    but not collectives: there a message is a broadcast from one rank to the other."""
+
+    def __init__(self, communicators: Communicators, plan: Plan) -> None:
+        communicators.prepare(plan)
+        self.groups = communicators.groups
+        self.messages = communicators.messages
+        self.tags = _tags(plan)
+        self.gate_of = communicators.gate_of
+        self.device = communicators.device
+        self.aside = self.device.type == "cpu"  # else a collective runs on the current stream
+
+    def start(
+        self,
+        exchange: Exchange,
+        tensor: Tensor | None,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
+    ) -> Pending:
+        kind, aside = exchange.task.kind, self.aside
+        if kind in MESSAGES:
+            return self._message(exchange, tensor, into)
+        assert tensor is not None
+        group = self.groups[exchange.ranks, exchange.stream]
+        match kind:
+            case "all_reduce":
+                if into is None:
+                    into = tensor.clone()
+                elif into is not tensor:
+                    into.copy_(tensor)
+                return _Work(dist.all_reduce(into, group=group, async_op=aside), into)
+            case "reduce_scatter":
+                into = self._empty(exchange) if into is None else into
+                work = _reduce_scatter(into, tensor, group=group, async_op=aside)
+                return _Work(work, into, keep=tensor)
+            case "all_gather":
+                into = self._empty(exchange) if into is None else into
+                work = _all_gather(into, tensor, group=group, async_op=aside)
+                return _Work(work, into, keep=tensor)
+            case _:
+                return self._all_to_all(exchange, tensor, splits, into, group)
+
+    def _message(self, exchange: Exchange, tensor: Tensor | None, into: Tensor | None) -> Pending:
+        """Send a tensor, or receive one."""
+        if tensor is None:
+            into = self._empty(exchange) if into is None else into
+        if self.aside:
+            group, tag = self.messages, self.tags[exchange.task.key]
+            if tensor is None:
+                return _Work(dist.irecv(into, exchange.peer, group=group, tag=tag), into)
+            return _Work(dist.isend(tensor, exchange.peer, group=group, tag=tag), keep=tensor)
+        channel = exchange.ranks, exchange.stream
+        group, gate = self.groups[channel], self.gate_of.get(channel)
+        if gate is not None:
+            step = gate.pass_through if tensor is None else gate.open
+            step(torch.cuda.current_stream().cuda_stream)
+        if tensor is None:
+            return _Work(dist.broadcast(into, exchange.peer, group=group), into)
+        return _Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
+
+    def _empty(self, exchange: Exchange) -> Tensor:
+        (slot,) = exchange.outputs
+        return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
+
+    def _all_to_all(
+        self,
+        exchange: Exchange,
+        tensor: Tensor,
+        splits: list[list[int]] | None,
+        into: Tensor | None,
+        group: Any,
+    ) -> Pending:
+        send = receive = None
+        if splits is not None:
+            send, receive = reversed(splits) if exchange.task.reverse else splits
+            shape = (sum(receive), *tensor.shape[1:])
+            into = torch.empty(shape, dtype=tensor.dtype, device=self.device)
+        elif into is None:
+            into = self._empty(exchange)
+        work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=self.aside)
+        return _Work(work, into, keep=tensor)
+
+
+def _tags(plan: Plan) -> dict[str, int]:
+    """A number for each message of a plan, the same on all ranks."""
+    tasks = (task for part in plan.classes for task in part.tasks)
+    keys = sorted({task.key for task in tasks if task.kind in MESSAGES})
+    return {key: number for number, key in enumerate(keys)}
+
+
+@dataclass
+class _Work:
+    work: Any  # None if the current stream has it already
+    result: Tensor | None = None
+    keep: Tensor | None = None  # what is being read must live until the end
+
+    def ready(self) -> bool:
+        return bool(self.work.is_completed())
+
+    def finish(self) -> list[Tensor]:
+        if self.work is not None:
+            self.work.wait()
+        return [] if self.result is None else [self.result]

@@ -1,0 +1,1 @@
+"""One rank: its memory, its Tasks and what it holds."""

@@ -1,0 +1,21 @@
+"""The functions of a rank's bodies: as they are, or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+from piper.bodies.codec import load
+from piper.plan.types import RankPlan
+
+
+def body_functions(
+    me: RankPlan, bodies: Mapping[str, str], *, device: str, compile: bool
+) -> dict[str, Callable[..., Sequence[Tensor]]]:
+    """By what each body that a rank runs is called."""
+    if not compile:
+        return {task.body: load(bodies[task.body]) for task in me.tasks if task.body}
+    from piper.runtime.worker.compiling import compiled_functions
+
+    return compiled_functions(me, bodies, device=device)

@@ -1,0 +1,1 @@
+"""Generators of schedules: numbers in, tables out."""
