@@ -53,7 +53,7 @@ def replicate(
     Example:
         >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"), zero=2)
         >>> s.graph.values["$d.stages.0.mlp.weight/2"].layout
-        (('dp', 'partial'), ('ep', 'partial'))
+        (('dp', Partial()), ('ep', Partial()))
     """
     for name, value, good in (
         ("zero", zero, zero in (0, 1, 2, 3)),
@@ -77,6 +77,7 @@ def replicate(
     owner = Owner(
         axis="",
         how="replicate",
+        shares="batch",
         stream=reducing,
         origin=origin,
         bucket_size=size,

@@ -8,7 +8,7 @@ from piper.directives.owning import axes_of, check_stream, own
 from piper.errors import Call, ShardError
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Owner
-from piper.ir.routing import expert_form
+from piper.ir.routing import counts_of, expert_form
 from piper.ir.select import Selector, select
 
 DEFAULT_STREAM = "exchange"
@@ -40,7 +40,7 @@ def shard(
     Example:
         >>> s.shard(where(EP="*"), over="ep")
         >>> s.graph.values["stages.0.moe.experts.up"].layout
-        (('ep', 'split(0)'),)
+        (('ep', Split(dim=0)),)
     """
     axes = axes_of(graph, over, call=call)
     names = select(graph, selector, call=call)
@@ -51,7 +51,8 @@ def shard(
         if node.phase == "F":
             _check_form(graph, node, size, call)
     stream = check_stream(graph, stream, call=call) if stream else DEFAULT_STREAM
-    return own(graph, names, axes, Owner("", "shard", stream, origin), call=call)
+    owner = Owner("", "shard", "experts", stream, origin)
+    return own(graph, names, axes, owner, call=call, counts=lambda node: counts_of(graph, node))
 
 
 def _check_form(graph: Graph, node: Chunk, size: int, call: Call) -> None:

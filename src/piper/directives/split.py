@@ -6,8 +6,11 @@ import msgspec
 
 from piper.errors import Call, SplitError
 from piper.ir.graph import Graph, Split
+from piper.ir.layouts import Layouts, Routed
+from piper.ir.layouts import Split as SplitLayout
 from piper.ir.nodes import Chunk, Node
 from piper.ir.select import Selector, select
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Value
 
 _SHARED = ("param", "buffer", "constant")  # one for all microbatches
@@ -47,20 +50,43 @@ def split(
     shared = {name for name, value in graph.values.items() if value.role in _SHARED}
     nodes: dict[str, Node] = {}
     values: dict[str, Value] = {name: graph.values[name] for name in shared}
+    types = {name: _microbatch(value, num) for name, value in graph.values.items()}
     for index in range(num):
         renamed = {
             name: name if name in shared else with_tag(name, tag, index) for name in graph.values
         }
         for name, value in graph.values.items():
             if name not in shared:
-                of = renamed.get(value.of, value.of)
-                values[renamed[name]] = msgspec.structs.replace(value, name=renamed[name], of=of)
+                values[renamed[name]] = msgspec.structs.replace(
+                    value,
+                    name=renamed[name],
+                    of=renamed.get(value.of, value.of),
+                    type=types[name],
+                    layout=_renamed(value.layout, renamed),
+                )
         for node in graph.nodes.values():
             copy = _copy(node, tag, index, renamed)
             nodes[copy.name] = copy
     splits = (*graph.splits, Split(tag, num, origin))
     return msgspec.structs.replace(
         graph, nodes=_forwards_first(nodes), values=values, splits=splits
+    )
+
+
+def _microbatch(value: Value, num: int) -> TensorType:
+    """The type of one of `num` parts of a Value."""
+    dim = value.batch.dim if isinstance(value.batch, SplitLayout) else None
+    if dim is None:
+        return value.type
+    shape = (*value.shape[:dim], value.shape[dim] // num, *value.shape[dim + 1 :])
+    return msgspec.structs.replace(value.type, shape=shape)
+
+
+def _renamed(layouts: Layouts, names: dict[str, str]) -> Layouts:
+    """Layouts that name counts, with the names of one microbatch."""
+    return tuple(
+        (axis, Routed(names[layout.by]) if isinstance(layout, Routed) else layout)
+        for axis, layout in layouts
     )
 
 
