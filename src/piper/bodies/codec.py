@@ -17,6 +17,7 @@ from torch import fx
 from piper.bodies import (
     expert_ops as expert_ops,  # bodies may call these operators: register them first
 )
+from piper.bodies.body_memory import refuse_shared_memory
 from piper.bodies.chunk_code import constant_data
 from piper.bodies.quick import quicken
 from piper.bodies.random import uniform as uniform
@@ -89,6 +90,7 @@ def decode(text: str) -> fx.GraphModule:
 def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function of a body; a pure one, which tasks and workers of a process share."""
     module = decode(text)
+    refuse_shared_memory(module.graph)
     quicken(module.graph)
     module.recompile()
     return module.forward
