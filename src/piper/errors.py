@@ -156,6 +156,10 @@ class OutOfMemory(RunError):
         super().__init__(message, **more)
 
 
+class FileError(PiperError):
+    """A file that does not exist, cannot be read or does not hold what it must."""
+
+
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """` (did you mean 'x'?)`, or nothing if no known name is near."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

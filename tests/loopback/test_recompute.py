@@ -15,8 +15,9 @@ from torch.utils.flop_counter import flop_registry
 import piper
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.bodies.allowed_operators import operator_of
 from piper.bodies.body_memory import refuse_shared_memory
-from piper.bodies.codec import decode, encode, load, resolve_target
+from piper.bodies.codec import decode, encode, load
 from piper.errors import PlanError
 from piper.plan.summary import slot_bytes
 from piper.runtime.transport.loopback import Loopback
@@ -191,7 +192,7 @@ def _body(*operators: str) -> fx.Graph:
         "_unsafe_view": (x, [4]),
     }
     made = [
-        graph.call_function(resolve_target(f"aten.{name}.{o}"), args[name])
+        graph.call_function(operator_of(f"aten.{name}.{o}"), args[name])
         for name, _, o in (operator.partition(".") for operator in operators)
     ]
     graph.output(tuple(made))

@@ -25,8 +25,12 @@ def roots_of(graph: fx.Graph) -> Roots:
     """
     roots: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in graph.nodes:
-        shared = [roots[other] for other in _sharing(node)] if node.op == "call_function" else []
-        roots[node] = frozenset().union(*shared) or frozenset({node})
+        if node.target is operator.getitem and node.all_input_nodes:
+            [source, *_] = node.all_input_nodes
+            roots[node] = roots[source] - {source} or frozenset({node})
+        else:
+            shared = [roots[other] for other in _sharing(node)]
+            roots[node] = frozenset().union(*shared) or frozenset({node})
     return roots
 
 
@@ -52,11 +56,6 @@ def refuse_shared_memory(graph: fx.Graph) -> None:
 
 def _sharing(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments that a call's result shares memory with."""
-    if node.target is operator.getitem:
-        [source, *_] = node.all_input_nodes
-        if any(True for _ in _sharing(source)):
-            yield source
-        return
     yield from _aliased(node)
     mine = _storage(node)
     if mine is not None:

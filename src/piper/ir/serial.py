@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from piper.errors import PlanError
+from piper.files import excess
 from piper.ir.graph import VERSION, Graph
 
 T = TypeVar("T")
@@ -24,8 +25,11 @@ def decode_versioned(data: bytes, kind: type[T], *, version: int) -> T:
     """What `data` holds; raises if it is something else, or of another version."""
     name = kind.__name__.lower()
     try:
+        too_much = excess(data)
+        if too_much:
+            raise msgspec.DecodeError(too_much)
         found = msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(
             f"not a Piper {name}: {error}",
             legal="a file that `piper plan FILE.py -o PLAN.json` wrote" if name == "plan" else None,
