@@ -15,6 +15,7 @@ from piper.bodies import (
     expert_ops as expert_ops,  # bodies may call these operators: register them first
 )
 from piper.bodies.allowed_operators import operator_name, operator_of
+from piper.bodies.body_memory import refuse_shared_memory
 from piper.bodies.body_values import (
     decode_constant,
     decode_value,
@@ -129,6 +130,7 @@ def _results(value: Any) -> Any:
 def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function of a body; a pure one, which tasks and workers of a process share."""
     module = decode(text)
+    refuse_shared_memory(module.graph)
     quicken(module.graph)
     module.recompile()
     return module.forward
