@@ -80,7 +80,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def spec_of(tensor: torch.Tensor) -> TensorType:
-    """The type of a fake tensor; a symbolic dim 0 depends on the data, and its hint is the least bound."""
+    """The type of a fake tensor; a symbolic dim 0 depends on the data, and its hint is a bound."""
     dynamic = bool(tensor.dim()) and not isinstance(tensor.shape[0], int)
     shape = tuple(n if isinstance(n, int) else int(n.node.hint) for n in tensor.shape)
     return TensorType(shape, dtype_name(tensor.dtype), shape[0] if dynamic else None)

@@ -248,14 +248,9 @@ class _Cutter:
 
 def _batched(capture: Capture, random: Mapping[fx.Node, int]) -> set[fx.Node]:
     """Nodes whose results differ between microbatches."""
-    batched: set[fx.Node] = set()
+    batched = set(random) | {n for n, o in capture.origins.items() if o.role == "batch"}
     for node in capture.graph.nodes:
-        origin = capture.origins.get(node)
-        if (
-            node in random
-            or (origin is not None and origin.role == "batch")
-            or any(arg in batched for arg in capture.facts.inputs_with_changers(node))
-        ):
+        if any(arg in batched for arg in capture.facts.inputs_with_changers(node)):
             batched.add(node)
     return batched
 

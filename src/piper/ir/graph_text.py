@@ -29,7 +29,8 @@ _NODE = re.compile(
     r"(?: at (?P<slice>\S+))? on (?P<stream>\S+)(?: (?P<rest>\{.*\}))?$"
 )
 _VALUE = re.compile(
-    r"value (?P<name>\S+) (?P<role>\w+) (?P<dtype>\w+)\[(?P<shape>[\d,]*)(?:<=(?P<bound>\d+)(?P<more>[\d,]*))?\]"
+    r"value (?P<name>\S+) (?P<role>\w+) (?P<dtype>\w+)"
+    r"\[(?P<shape>[\d,]*)(?:<=(?P<bound>\d+)(?P<more>[\d,]*))?\]"
     r"(?: at (?P<slice>\S+))?(?: \{(?P<layout>.*?)\})?(?: of (?P<of>\S+))?"
     r"(?: with (?P<rest>\{.*\}))?$"
 )

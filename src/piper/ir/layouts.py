@@ -1,7 +1,7 @@
 """Layouts: how a tensor lies along each axis of the mesh, and which communication changes that.
 
-Layouts of a Value are pairs (axis, layout). An axis that is not named is not an axis of the Value's slice,
-or has one rank. `conversion` is the one table from which all communication along axes follows.
+Layouts of a Value are pairs (axis, layout), for all axes of its slice that have an owner. All
+communication along axes follows from one table, `conversion`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Routed(msgspec.Struct, frozen=True, omit_defaults=True, tag="routed"):
 
 
 class Shared(msgspec.Struct, frozen=True, tag="shared"):
-    """The same on every rank, but in code that differs between ranks, so that its gradient is partial."""
+    """The same on every rank, in code that differs between ranks, so that its gradient is partial."""
 
     def __str__(self) -> str:
         return "shared"
@@ -63,8 +63,8 @@ Change = Literal["", "own_part", "all_reduce", "reduce_scatter", "all_gather", "
 REPLICATED, PARTIAL, SHARED, STACKED = Replicated(), Partial(), Shared(), Split()
 _PLAIN: dict[str, Layout] = {str(each): each for each in (REPLICATED, PARTIAL, SHARED, STACKED)}
 
-# (made, read) -> what brings the one into the other; "" is nothing. The backward of a change is the change
-# from the dual of what was read to the dual of what was made.
+# (made, read) -> what brings the one into the other; "" is nothing. The backward of a change leads from
+# the dual of what was read to the dual of what was made.
 _CHANGES: dict[tuple[type, type], Change] = {
     (Partial, Replicated): "all_reduce",
     (Partial, Shared): "all_reduce",

@@ -76,8 +76,8 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def made_along(value: Value, shares: Shares, counts: str) -> Layout:
-    """How a Value lies along an axis whose ranks share the batch, or experts, in the code that makes it or
-    is given it; `counts` are those of the experts' rows."""
+    """How a Value lies along an axis whose ranks share the batch, or experts, in the code that makes it
+    or is given it; `counts` are those of the experts' rows."""
     if shares == "batch" or value.role in ("batch", "buffer", "key", "constant"):
         return value.batch
     return Split(0) if value.role in ("param", "param_grad") else Routed(counts)

@@ -1,6 +1,6 @@
 """foresight: the complete logical graph in; for each chunk, what bodies would read and write, out.
 
-Nothing is traced. A backward is taken to read all parameters of its forward, and a BW nothing else, so that
+Nothing is traced. A backward is taken to read all parameters of its forward, and a BW none, so that
 gathers of parameters are foreseen at their most.
 """
 

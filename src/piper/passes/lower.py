@@ -23,8 +23,8 @@ from piper.plan.types import Optimizer
 
 
 def data_axes(graph: Graph) -> tuple[str, ...]:
-    """The axes that share the batch: those that no place fixes, unless they share something else of every
-    sample; experts are shared by ranks that share the batch too."""
+    """The axes that share the batch: those that no place fixes, unless an owner says that they share
+    something else; ranks that share experts share the batch too."""
     first = next(iter(graph.nodes.values())).slice or Slice()
     other = {o.axis for n in graph.chunks for o in n.owners if o.shares not in ("batch", "experts")}
     return tuple(axis for axis in graph.mesh.free(first) if axis not in other)

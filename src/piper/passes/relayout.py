@@ -1,7 +1,7 @@
 """relayout: how a Value is made and how it is read in; the communication between the two out.
 
-Nothing else makes a Comm. Along axes of the mesh the table of `ir/layouts.py` says which; between slices it
-is a send and a recv.
+Nothing else makes a Comm. Along axes of the mesh the table of `ir/layouts.py` says which; between slices
+it is a send and a recv.
 """
 
 from __future__ import annotations
