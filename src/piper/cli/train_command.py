@@ -8,7 +8,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from piper.cli.user_file import FileError, add_program_arguments, load_file, trace_file
+from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.errors import FileError
 from piper.plan.optimizers import KNOWN
 
 if TYPE_CHECKING:
@@ -72,8 +73,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from piper.runtime.launch.signals import default_signals
     from piper.runtime.launch.torchrun import under_torchrun
 
+    default_signals()
     module = load_file(arguments.file, "model", "batch", "step")
     options = launch_options(arguments)
     if arguments.launch != "torchrun" or under_torchrun():
