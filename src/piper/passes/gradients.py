@@ -160,7 +160,7 @@ class _Reduction:
                 slice=self.at,
                 stream=self.keeping.reduce_stream,
                 origin=self.keeping.origin,
-                comm=kind,  # type: ignore[arg-type]
+                comm=kind,
                 group=group,
                 key=key or name,
             )

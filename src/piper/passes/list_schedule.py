@@ -15,6 +15,7 @@ import msgspec
 
 from piper.cost.estimate import estimate
 from piper.errors import PlanError
+from piper.ir.communication import communication
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm, Node, Settle, Update
 from piper.ir.sorting import successors
@@ -33,8 +34,9 @@ def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
     sent: dict[tuple[tuple[Slice, ...], str], list[str]] = defaultdict(list)
     received: dict[tuple[tuple[Slice, ...], str], list[str]] = defaultdict(list)
     for comm in graph.comms:
-        if comm.comm in ("send", "recv"):
-            channel = sent if comm.comm == "send" else received
+        kind = communication(comm.comm)
+        if kind.is_message:
+            channel = sent if kind.sends else received
             channel[comm.group.slices, comm.stream].append(comm.key)
     for through, keys in sent.items():
         for one, other in zip(keys, received[through], strict=True):
@@ -139,13 +141,13 @@ class _Simulation:
 def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
     members: dict[str, list[str]] = defaultdict(list)
     for comm in graph.comms:
-        if comm.comm not in ("send", "recv") and len(comm.group.slices) > 1:
+        if not communication(comm.comm).is_message and len(comm.group.slices) > 1:
             members[comm.key].append(comm.name)
     return {name: tuple(names) for names in members.values() for name in names}
 
 
 def _is_send(node: Node) -> bool:
-    return isinstance(node, Comm) and node.comm == "send"
+    return isinstance(node, Comm) and communication(node.comm).sends
 
 
 def _rank(graph: Graph, node: Node, index: int) -> tuple[int, int, int]:
@@ -156,6 +158,6 @@ def _rank(graph: Graph, node: Node, index: int) -> tuple[int, int, int]:
         first = 1
     elif isinstance(node, Chunk):
         first = {"BW": 2, "F": 3}.get(node.phase, 0)
-    elif isinstance(node, Comm) and node.comm in ("all_reduce", "all_gather"):
+    elif isinstance(node, Comm) and communication(node.comm).of_a_step:
         first = 4
     return (first, graph.microbatch(node), index)

@@ -74,7 +74,7 @@ def _transfer(draft: Draft, name: str, reader: Node, ends: _Ends) -> str:
                 slice=at,
                 stream=stream,
                 origin=served.origin if served else reader.origin,
-                comm=comm,  # type: ignore[arg-type]
+                comm=comm,
                 group=group,
                 key=copy,
             )
