@@ -96,6 +96,10 @@ class SelectError(PiperError):
     """A `where(...)` names a tag that does not exist, or selects nothing."""
 
 
+class ArgumentError(PiperError, TypeError):
+    """A directive was called with arguments that it does not take."""
+
+
 class MeshError(PiperError):
     """A mesh, axis, slice or stream is not what the directive needs."""
 
@@ -154,6 +158,10 @@ class OutOfMemory(RunError):
     def __init__(self, message: str, *, held: Mapping[str, int], **more: Any) -> None:
         self.held = dict(held)
         super().__init__(message, **more)
+
+
+class FileError(PiperError):
+    """A file that does not exist, cannot be read or does not hold what it must."""
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

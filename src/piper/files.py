@@ -1,13 +1,112 @@
-"""Files: a path of the user's in, the module that is made of it out."""
+"""Files: a path of the user's in; checked bytes or text, or the module that is made of it, out."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import stat
 import sys
+from itertools import accumulate
 from types import ModuleType
 
+from piper.errors import Call, FileError, PiperError
+
 PREFIX = "piper_file_"
+MEBIBYTE = 1 << 20
+PLAN_LIMIT = 256 * MEBIBYTE  # of files that Piper wrote
+TEXT_LIMIT = 16 * MEBIBYTE  # of files that a person could have written
+DEPTH = 64  # brackets within brackets; a plan has 7
+INT64 = 2**63
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_INTEGER = re.compile(rb"(?<![\d.eE+])\d{19,}(?![\d.eE])")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+def read_bytes(
+    path: str | os.PathLike[str],
+    *,
+    limit: int,
+    error: type[PiperError] = FileError,
+    call: Call | None = None,
+    legal: str | None = None,
+) -> bytes:
+    """What a regular file of at most `limit` bytes holds.
+
+    A pipe, a socket, a device or a folder is refused at once: reading it might never end.
+    """
+
+    def refuse(reason: str, legal: str | None) -> PiperError:
+        return error(f"{os.fspath(path)} cannot be read: {reason}", call=call, legal=legal)
+
+    if "\0" in os.fspath(path):
+        raise refuse("its name holds a null byte", legal)
+    too_long = f"it has more than {limit // MEBIBYTE} MiB"
+    try:
+        about = os.stat(path)
+        if not stat.S_ISREG(about.st_mode):
+            raise refuse(f"it is {_kind(about.st_mode)}", "a regular file")
+        if about.st_size > limit:
+            raise refuse(too_long, "a smaller file")
+        with open(path, "rb", opener=_without_waiting) as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise error(f"there is no file {os.fspath(path)}", call=call, legal=legal) from None
+    except OSError as problem:
+        raise refuse(problem.strerror or str(problem), legal) from None
+    if len(data or b"") > limit:
+        raise refuse(too_long, "a smaller file")
+    return data or b""
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file even if it has become a pipe since it was looked at."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_text(
+    path: str | os.PathLike[str],
+    *,
+    error: type[PiperError] = FileError,
+    call: Call | None = None,
+    legal: str | None = None,
+) -> str:
+    """The text of a file that a person may have written; a byte order mark is left out."""
+    data = read_bytes(path, limit=TEXT_LIMIT, error=error, call=call, legal=legal)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        message = f"{os.fspath(path)} cannot be read: it is not text"
+        raise error(message, call=call, legal="UTF-8") from None
+
+
+def excess(data: bytes) -> str:
+    """Why JSON must not be decoded: what it nests too deeply or counts too far; '' if it may be."""
+    bare = _STRING.sub(b'""', data)
+    brackets = bare.translate(None, delete=_NO_BRACKETS)
+    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > DEPTH:
+        return f"brackets nest more than {DEPTH} deep"
+    for number in _INTEGER.finditer(bare):
+        if len(number[0]) > 19 or int(number[0]) >= INT64:
+            return f"the number {_shortened(number[0].decode())} is no 64-bit integer"
+    return ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:20]}... of {len(text)} digits"
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_ISDIR: "a folder",
+        stat.S_ISFIFO: "a pipe",
+        stat.S_ISSOCK: "a socket",
+        stat.S_ISCHR: "a device",
+        stat.S_ISBLK: "a device",
+    }
+    return next((name for is_kind, name in kinds.items() if is_kind(mode)), "no regular file")
 
 
 def module_of(path: str) -> ModuleType:

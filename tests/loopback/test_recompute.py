@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache
+from operator import getitem
 from typing import Any
 
 import pytest
+import torch
+from torch import fx, nn
 from torch.utils.flop_counter import flop_registry
 
+import piper
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.bodies.codec import decode
+from piper.bodies.allowed_operators import operator_of
+from piper.bodies.body_memory import refuse_shared_memory
+from piper.bodies.codec import decode, encode, load
+from piper.errors import PlanError
 from piper.plan.summary import slot_bytes
 from piper.runtime.transport.loopback import Loopback
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
-from piper.training.verify import compare
+from piper.training.verify import compare, train_one_device
 from tests.loopback.storages import live, unique_bytes
-from tests.zoo import ADAMW, batches_of, program_of, reference_of
+from tests.zoo import ADAMW, WIDTH, batches_of, program_of, reference_of
 
 pytestmark = pytest.mark.xdist_group("recompute")  # its jobs are made once
 
@@ -136,3 +143,99 @@ def _spoiling(worker: Worker, keys: set[int], start: Any) -> Any:
         return start()
 
     return spoilt
+
+
+class Crossing(nn.Module):
+    """A norm's result feeds a Linear and crosses the region inside: BW reads what F handed out."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        self.flat = flat
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, linear in zip(self.norms, self.linears, strict=True):
+            with piper.annotate("PP"):
+                normed = norm(x)
+                inner = torch.tanh(linear(normed))
+                crossing = normed.flatten() if self.flat else normed
+                with piper.annotate("IN"):
+                    inner = torch.sigmoid(inner)
+                x = crossing.view(x.shape) + inner
+        return x
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_bw_is_given_memory_of_its_own(flat: bool) -> None:
+    """A BI that computed a norm again handed on the forward's result, which is freed after it."""
+    batches = [torch.randn(16, 3, WIDTH, dtype=torch.float64) for _ in range(2)]
+    strategy = parallel(pp=3, microbatches=8, schedule="zb_h2", recompute="expensive")
+    program = piper.trace(
+        lambda: Crossing(flat).double(), batches[0], lambda m, x: m(x).square().mean()
+    )
+    job = program.apply(strategy).lower(optimizer=ADAMW)
+    with job.launch("loopback", adversary=True) as run:
+        errors = compare(run, batches, train_one_device(job, batches))
+    assert errors.exact, errors
+
+
+def _body(*operators: str) -> fx.Graph:
+    """Two arguments, and the results of calls of `operators` on the first."""
+    graph = fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    args = {
+        "view": (x, [-1]),
+        "split": (x, 2),
+        "add_": (x, y),
+        "clone": (x,),
+        "_unsafe_view": (x, [4]),
+    }
+    made = [
+        graph.call_function(operator_of(f"aten.{name}.{o}"), args[name])
+        for name, _, o in (operator.partition(".") for operator in operators)
+    ]
+    graph.output(tuple(made))
+    return graph
+
+
+@pytest.mark.parametrize("operator", ["view.default", "add_.Tensor", "_unsafe_view.default"])
+def test_a_body_whose_result_lies_in_an_argument_is_refused(operator: str) -> None:
+    refuse_shared_memory(_body("clone.default"))
+    with pytest.raises(PlanError, match="result 1 of a body lies in the memory of its argument 0"):
+        refuse_shared_memory(_body("clone.default", operator))
+    with pytest.raises(PlanError, match="result 0 of a body lies in the memory of its argument 0"):
+        load(encode(_body(operator)))
+
+
+def test_a_body_with_two_results_in_one_memory_is_refused() -> None:
+    graph = fx.Graph()
+    halves = graph.call_function(
+        torch.ops.aten.split.Tensor, (graph.call_function(torch.ops.aten.ones.default, ([4],)), 2)
+    )
+    graph.output(tuple(graph.call_function(getitem, (halves, i)) for i in range(2)))
+    with pytest.raises(PlanError, match="result 1 of a body lies in the memory of its result 0"):
+        load(encode(graph))
+
+
+def test_a_body_is_refused_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cut that copies nothing, the gradient of an input is the tangent itself."""
+    monkeypatch.setattr("piper.bodies.partition._fresh", lambda graph, node: node)
+    batch = torch.randn(4, WIDTH)
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with piper.annotate("PP"):
+                x = self.linears[0](x)
+            with piper.annotate("PP"):
+                x = x + self.linears[1].bias
+            with piper.annotate("PP"):
+                return self.linears[1](x)
+
+    program = piper.trace(Sum, batch, lambda m, x: m(x).square().mean())
+    with pytest.raises(PlanError, match="lies in the memory of its argument"):
+        program.apply(parallel(pp=3, microbatches=2)).lower(optimizer=ADAMW)

@@ -164,7 +164,7 @@ def test_costs_are_checked_in_every_form(capsys: Capture) -> None:
     [
         ([], "which schedule?"),
         (["zvb"], "no schedule is called 'zvb' (did you mean 'zbv'?)"),
-        (["none.csv"], "none.csv cannot be read"),
+        (["none.csv"], "there is no file none.csv"),
         (["1f1b", "--ranks", "0"], "num_ranks is 0"),
         (["dualpipe", "--ranks", "3"], "legal: an even number: 4 ranks"),
         (["dualpipev", "--microbatches", "3"], "at least twice the ranks: 8 microbatches"),

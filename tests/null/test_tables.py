@@ -210,7 +210,7 @@ def test_json_errors_have_the_line_of_the_row() -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ScheduleError, match=r"none.csv cannot be read: No such file"):
+    with pytest.raises(ScheduleError, match=r"there is no file .*none.csv"):
         read_table(tmp_path / "none.csv")
     (tmp_path / "mine.txt").write_text("0F0,0B0")
     with pytest.raises(ScheduleError, match=r"mine.txt is no table"):

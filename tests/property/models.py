@@ -36,6 +36,7 @@ class Spec:
     random_experts: bool = False  # dropout among experts, which may not be sharded
     returns: bool = False  # the head belongs to the first stage
     frozen_embed: bool = False
+    normed_experts: bool = False  # a norm's result is read by the gate and again after the experts
 
     @property
     def num_stages(self) -> int:
@@ -48,6 +49,8 @@ class Spec:
             found |= {name} if getattr(self, name) else set()
         if self.random_experts and "moe" in self.kinds:
             found.add("random_experts")
+        if self.normed_experts and "moe" in self.kinds:
+            found.add("normed_experts")
         return frozenset(found | (set() if self.tagged else {"untagged"}))
 
     def alike(self) -> list[set[int]]:
@@ -87,6 +90,7 @@ def spec_of(number: int) -> Spec:
         random_experts=number % 16 == 4,
         returns=number % 4 != 3 and rng.random() < 0.15,
         frozen_embed=rng.random() < 0.2,
+        normed_experts=rng.random() < 0.5,
     )
 
 
@@ -112,7 +116,8 @@ class Stage(nn.Module):
         self.kind, self.num_experts = kind, spec.experts
         if kind != "plain":
             self.linear = nn.Linear(WIDTH, WIDTH)
-        if kind in ("norm", "attention"):
+        self.normed = kind == "moe" and spec.normed_experts
+        if kind in ("norm", "attention") or self.normed:
             self.norm = nn.LayerNorm(WIDTH)
         if kind in ("attention", "branch"):
             self.more = nn.Linear(WIDTH, 3 * WIDTH)
@@ -156,6 +161,7 @@ class Stage(nn.Module):
         return self.linear(x)  # the model makes integers and a mask of it
 
     def _moe(self, x: Tensor, route: Tensor) -> Tensor:
+        x = self.norm(x) if self.normed else x
         tokens, expert = x.flatten(0, 1), route.flatten() % self.num_experts
         order = expert.argsort(stable=True)
         weight = self.gate(tokens).softmax(-1).gather(1, expert[:, None])

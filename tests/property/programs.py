@@ -241,6 +241,8 @@ class _Build:
             self.lines.append(line(f's.split(where(), "{tag}", {number})', *self.base, name="MB"))
         if self.table:
             self._order_table(self.table)
+            if any(action.kind == "BI" for action in self.table.actions()):
+                self.facts.add("halves")
 
     def _streams(self) -> None:
         self.streams = ["red", "blue"][: self.rng.randint(0, 2)]
@@ -433,6 +435,7 @@ class _Build:
             choices.append(f"{self.split_tags[-1]}=0")
         for selector in self.rng.choices(choices, k=self.rng.randint(0, 2)):
             keep = self.one_of(("nothing", "expensive"))
+            self.facts.add(f"recompute {keep}")
             after = ("MB", "DIR") if "=0" in selector else ()
             code = f's.recompute(where({selector}), keep="{keep}")'
             self.lines.append(line(code, *self.base, *after))

@@ -19,7 +19,7 @@ from piper.training.verify import compare
 
 from .coverage import combination, cover
 from .models import batches, make, reference_of, spec_of
-from .programs import FILE, random_strategy, with_communication
+from .programs import FILE, Strategy, random_strategy, with_communication
 from .violations import VIOLATIONS, random_violation
 
 EXAMPLES = int(os.environ.get("PIPER_FUZZ", "0"))
@@ -45,11 +45,33 @@ def profile(examples: int) -> settings:
     )
 
 
+HALVES_AGAIN = frozenset({"recompute expensive", "halves", "EP"})  # together they once went wrong
+NORMED = [spec for spec in SPECS if "normed_experts" in spec.features and not spec.random_experts]
+
+
+def halves_again(rng: Random) -> Strategy:
+    """A program whose experts are sharded, and whose backwards compute again and come in halves."""
+    while True:
+        strategy = random_strategy(rng, NORMED, ROWS)
+        if strategy.facts >= HALVES_AGAIN and strategy.facts & {"zero 2", "zero 3"}:
+            return strategy
+
+
 @pytest.mark.timeout(0 if EXAMPLES else 600)
 @profile(30)
 @given(RANDOM)
 def test_a_legal_program_trains_like_one_device(rng: Random) -> None:
-    strategy = random_strategy(rng, SPECS, ROWS)
+    trains_like_one_device(random_strategy(rng, SPECS, ROWS), rng)
+
+
+@pytest.mark.timeout(0 if EXAMPLES else 600)
+@profile(5)
+@given(RANDOM)
+def test_halves_that_compute_again_train_like_one_device(rng: Random) -> None:
+    trains_like_one_device(halves_again(rng), rng)
+
+
+def trains_like_one_device(strategy: Strategy, rng: Random) -> None:
     note(repr(strategy))
     cover("legal", strategy)
     job = strategy.lower()

@@ -11,7 +11,7 @@ from piper.api.job import Job
 from piper.compiler.driver import Scheduled, Settings, lower, refine
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
-from piper.directives.schedule import Rewrite, Schedule
+from piper.directives.schedule import Schedule
 from piper.errors import PlanError
 from piper.frontend.build import build_graph
 from piper.frontend.capture import Step
@@ -58,22 +58,20 @@ class Program:
         source: Source,
         graph: Graph,
         history: Sequence[Record] = (),
-        rewrites: Sequence[Rewrite] = (),
         stages: StageCut | None = None,
     ) -> None:
         self.source = source
         self.graph = graph
         self.history = History(history)
-        self.rewrites = tuple(rewrites)
         self.stages = stages
 
     def apply(self, strategy: Strategy) -> Program:
         """The program after all directives of a strategy."""
         stages = Stages(self.source, self.stages)
-        schedule = Schedule(self.graph, self.history, self.rewrites, stages=stages)
+        schedule = Schedule(self.graph, self.history, stages=stages)
         strategy(schedule)
         graph = schedule.finish()
-        return Program(self.source, graph, schedule.history, schedule.rewrites, stages.cut)
+        return Program(self.source, graph, schedule.history, stages.cut)
 
     def history_as_code(self) -> str:
         """The directives so far as a strategy that can be pasted."""
@@ -145,4 +143,4 @@ class Program:
 
     @property
     def _scheduled(self) -> Scheduled:
-        return Scheduled(self.source, self.graph, tuple(self.history), self.rewrites, self.stages)
+        return Scheduled(self.source, self.graph, tuple(self.history), self.stages)

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from piper.bodies.body_memory import UNSAFE_VIEWS
 from piper.bodies.chunk_code import ChunkCode, ChunkInput
 from piper.bodies.joint import Joint
 from piper.plan.body_spec import Ref
@@ -54,10 +55,6 @@ def partition(joint: Joint, code: ChunkCode, recompute: Recompute = "") -> Parts
     return Parts(cut.forward_half(), backward, input_half, weight_half)
 
 
-# These share memory with their argument although their schemas do not say so.
-_UNSAFE_VIEWS = (torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
-
-
 def is_view(node: fx.Node) -> bool:
     """Whether a node's result, or a part of it, shares memory with its first argument."""
     if node.op != "call_function":
@@ -66,7 +63,7 @@ def is_view(node: fx.Node) -> bool:
         return is_view(node.all_input_nodes[0])
     if not isinstance(node.target, torch._ops.OpOverload) or not node.all_input_nodes:
         return False
-    if node.target in _UNSAFE_VIEWS:
+    if node.target in UNSAFE_VIEWS:
         return True
     alias = node.target._schema.arguments[0].alias_info
     return alias is not None and not alias.is_write
@@ -149,8 +146,10 @@ class _Cut:
             return None, self.backward_half(wanted)
         mine = self._closure(self.grads[i] for i in activations)
         made = {n for n in mine if not self._is_source(n) and not is_view(n)}
-        # All results of an operator, also those that only BW reads.
-        made |= {u for n in made for u in n.users if u.target is operator.getitem}
+        # All results of an operator, also those that only BW reads; BW is given those that the
+        # forward hands out by the forward: BI would hand on memory that is freed after it.
+        parts = (u for n in made for u in n.users if u.target is operator.getitem)
+        made |= {u for u in parts if self._given(u) is None}
         final = [i for i in wanted if i not in activations and self._made_by(self.grads[i], made)]
         rest = [i for i in wanted if i not in activations and i not in final]
         weight_half = None

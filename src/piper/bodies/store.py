@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.bodies.body_memory import refuse_shared_memory
 from piper.bodies.chunk_code import ChunkCode, spec_of
 from piper.bodies.codec import content_hash, encode
 from piper.bodies.codec import load as load
@@ -74,6 +75,7 @@ class BodyStore:
         )
 
     def _spec(self, half: Half, constants: dict[str, torch.Tensor]) -> BodySpec:
+        refuse_shared_memory(half.graph)
         name = self.add(half.graph, constants)
         return BodySpec(name, tuple(half.inputs), tuple(half.outputs), flops(half.graph))
 

@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from piper.check import check_plan
-from piper.cli.user_file import FileError
+from piper.cli.plan_file import read_plan
 from piper.ir.byte_sizes import parse_size
-from piper.plan.types import plan_from_json
 
 
 def add_parser(commands: Any) -> None:
@@ -30,11 +29,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.memory_limit is None else parse_size(arguments.memory_limit)
-    try:
-        with open(arguments.plan, "rb") as file:
-            plan = plan_from_json(file.read())
-    except OSError as error:
-        raise FileError(f"cannot read {arguments.plan}: {error.strerror}") from None
+    plan = read_plan(arguments.plan)
     report = check_plan(plan, memory_limit=limit)
     if arguments.json:
         print(json.dumps(asdict(report)))

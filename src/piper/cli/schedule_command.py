@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from piper.cli.user_file import FileError, schedule_function
+from piper.cli.user_file import schedule_function
+from piper.errors import FileError
 from piper.schedules import SCHEDULES, Costs, Table, describe, parse_costs, read_table, replay
 from piper.schedules import schedule as make_table
 from piper.schedules.catalog import is_file

@@ -8,7 +8,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from piper.cli.user_file import FileError, add_program_arguments, load_file, trace_file
+from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.errors import FileError
 from piper.plan.optimizers import KNOWN
 
 if TYPE_CHECKING:

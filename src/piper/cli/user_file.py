@@ -6,15 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from piper.errors import PiperError, did_you_mean
+from piper.errors import FileError, did_you_mean
 from piper.files import module_of
-
-
-class FileError(PiperError):
-    """The file given on the command line does not exist or does not define what it must."""
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,9 +90,7 @@ def strategy_file(path: str) -> Callable[..., None]:
     """The strategy of a .json file."""
     from piper.strategies import from_json
 
-    if not os.path.isfile(path):
-        raise FileError(f"there is no file {path}")
-    return from_json(path)
+    return from_json(Path(path))
 
 
 def chosen_strategy(

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import Any
 
-from piper.cli.user_file import FileError, add_program_arguments, load_file, trace_file
+from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.errors import FileError
 
 FAILED = 1
 

@@ -15,7 +15,7 @@ from piper.bodies.routed import Routing
 from piper.check import Report, check_plan
 from piper.compiler.source import Cuts, Source
 from piper.directives.complete import complete
-from piper.directives.schedule import Rewrite
+from piper.directives.replay_history import replay_history
 from piper.errors import Call
 from piper.frontend.build import build_graph
 from piper.frontend.stage_choice import StageCut
@@ -33,8 +33,6 @@ from piper.plan.body_spec import ChunkBodies
 from piper.plan.tasks import Run
 from piper.plan.types import Optimizer, Plan, RankClass
 
-_OF_BACKWARDS = ("order", "recompute")
-
 
 @dataclass(frozen=True)
 class Scheduled:
@@ -43,7 +41,6 @@ class Scheduled:
     source: Source
     graph: Graph
     history: tuple[Record, ...]
-    rewrites: tuple[Rewrite, ...]
     stages: StageCut | None
 
     @property
@@ -90,10 +87,7 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     if cuts.pieces or source is not scheduled.source:
         _, traced = source.at(source.batch_size, cuts)
         logical = build_graph(traced)
-        for call, rewrite in zip(calls, scheduled.rewrites, strict=True):
-            if source.training or call.name not in _OF_BACKWARDS:
-                logical = rewrite(logical)
-        logical = complete(logical, calls)
+        logical = replay_history(logical, scheduled.history, training=source.training)
     return logical, source.local(rows, cuts)
 
 

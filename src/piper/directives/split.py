@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from piper.errors import Call, SplitError
-from piper.ir.graph import Graph, Split
+from piper.ir import graph as ir
+from piper.ir.directive import Selecting, Site
+from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node
-from piper.ir.select import Selector, select
+from piper.ir.select import select
 from piper.ir.values import Value
 
 _SHARED = ("param", "buffer", "constant")  # one for all microbatches
 
 
-def split(
-    graph: Graph, selector: Selector, tag: str, num: int, *, origin: int, call: Call
-) -> Graph:
+class Split(Selecting, frozen=True):
     """Cut the batch into `num` microbatches and tag the copies `tag`=0, 1, ...
 
     Requires:
@@ -31,37 +31,48 @@ def split(
         >>> [name for name in s.graph.nodes if name.startswith("F[PP=0,EP=0")]
         ['F[PP=0,EP=0,MB=0]', 'F[PP=0,EP=0,MB=1]']
     """
-    names = select(graph, selector, call=call)
-    if len(names) != len(graph.nodes):
-        missed = next(name for name in graph.nodes if name not in set(names))
-        raise SplitError(
-            f"{selector} leaves out {missed}", call=call, requirement=1, legal="where()"
+
+    tag: str
+    num: int
+
+    def rewrite(self, graph: Graph, site: Site) -> Graph:
+        self._check(graph, site.call)
+        shared = {name for name, value in graph.values.items() if value.role in _SHARED}
+        nodes: dict[str, Node] = {}
+        values: dict[str, Value] = {name: graph.values[name] for name in shared}
+        for index in range(self.num):
+            renamed = {
+                name: name if name in shared else with_tag(name, self.tag, index)
+                for name in graph.values
+            }
+            for name, value in graph.values.items():
+                if name not in shared:
+                    of = renamed.get(value.of, value.of)
+                    copied = msgspec.structs.replace(value, name=renamed[name], of=of)
+                    values[copied.name] = copied
+            for node in graph.nodes.values():
+                copy = _copy(node, self.tag, index, renamed)
+                nodes[copy.name] = copy
+        splits = (*graph.splits, ir.Split(self.tag, self.num, site.origin))
+        return msgspec.structs.replace(
+            graph, nodes=_forwards_first(nodes), values=values, splits=splits
         )
-    if not isinstance(num, int) or num < 1 or tag in graph.tag_values or tag in ("phase", "comm"):
-        raise SplitError(
-            f"cannot split into {num} with the tag {tag!r}",
-            call=call,
-            requirement=2,
-            legal="at least 1 microbatch, and a tag that no node has",
-        )
-    shared = {name for name, value in graph.values.items() if value.role in _SHARED}
-    nodes: dict[str, Node] = {}
-    values: dict[str, Value] = {name: graph.values[name] for name in shared}
-    for index in range(num):
-        renamed = {
-            name: name if name in shared else with_tag(name, tag, index) for name in graph.values
-        }
-        for name, value in graph.values.items():
-            if name not in shared:
-                of = renamed.get(value.of, value.of)
-                values[renamed[name]] = msgspec.structs.replace(value, name=renamed[name], of=of)
-        for node in graph.nodes.values():
-            copy = _copy(node, tag, index, renamed)
-            nodes[copy.name] = copy
-    splits = (*graph.splits, Split(tag, num, origin))
-    return msgspec.structs.replace(
-        graph, nodes=_forwards_first(nodes), values=values, splits=splits
-    )
+
+    def _check(self, graph: Graph, call: Call) -> None:
+        names = select(graph, self.selector, call=call)
+        if len(names) != len(graph.nodes):
+            missed = next(name for name in graph.nodes if name not in set(names))
+            raise SplitError(
+                f"{self.selector} leaves out {missed}", call=call, requirement=1, legal="where()"
+            )
+        taken = self.tag in graph.tag_values or self.tag in ("phase", "comm")
+        if not isinstance(self.num, int) or self.num < 1 or taken:
+            raise SplitError(
+                f"cannot split into {self.num} with the tag {self.tag!r}",
+                call=call,
+                requirement=2,
+                legal="at least 1 microbatch, and a tag that no node has",
+            )
 
 
 def with_tag(name: str, tag: str, value: int) -> str:

@@ -17,7 +17,7 @@ def parse_size(size: int | str, *, call: Call | None = None, requirement: int | 
     if isinstance(size, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
         unit = found and (found[2] or "B")
-        if found and unit in _UNITS and float(found[1]) > 0:
+        if found and unit in _UNITS and 0 < float(found[1]) < 2**63:
             return max(1, int(float(found[1]) * _UNITS[unit]))
     raise PlanError(
         f"{size!r} is no size",

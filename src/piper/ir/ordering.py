@@ -15,7 +15,7 @@ from piper.errors import Call, OrderError
 from piper.ir.graph import Graph, Order, OrderEdge
 from piper.ir.overlap import issue_edges, talks
 from piper.ir.select import Selector, select
-from piper.ir.sorting import find_cycle, find_path
+from piper.ir.sorting import find_cycle, find_path, rewired
 from piper.mesh import Slice
 
 
@@ -55,7 +55,7 @@ def resolve_orders(graph: Graph, calls: Sequence[Call], *, device: str = "cpu") 
             )
         issued = []
     found.edges += issued
-    return msgspec.structs.replace(graph, edges=tuple(found.edges), overlaps=tuple(found.overlaps))
+    return rewired(graph, edges=tuple(found.edges), overlaps=tuple(found.overlaps))
 
 
 def _sequences(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from piper.errors import PlanError
+from piper.files import excess
 from piper.ir.graph import VERSION, Graph
 
 T = TypeVar("T")
+Hook = Callable[[type, Any], Any]  # reads what msgspec has no type for
 
 
 def graph_to_json(graph: Graph) -> bytes:
@@ -24,14 +27,17 @@ class _Head(msgspec.Struct):
     version: int | None = None
 
 
-def decode_versioned(data: bytes, kind: type[T], *, version: int) -> T:
+def decode_versioned(data: bytes, kind: type[T], *, version: int, hook: Hook | None = None) -> T:
     """What `data` holds; raises if it is something else, or of another version."""
     plain: Any = getattr(kind, "__origin__", kind)  # without the types of what it holds
     name = plain.__name__.lower()
-    _check_version(data, name, version, always=not plain.__struct_config__.omit_defaults)
     try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+        too_much = excess(data)
+        if too_much:
+            raise msgspec.DecodeError(too_much)
+        _check_version(data, name, version, always=not plain.__struct_config__.omit_defaults)
+        return msgspec.json.decode(data, type=kind, dec_hook=hook)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(
             f"not a Piper {name}: {error}",
             legal="a file that `piper plan FILE.py -o PLAN.json` wrote" if name == "plan" else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from piper.errors import PlanError
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
-from piper.ir.nodes import Chunk, Comm
+from piper.ir.nodes import Chunk, Comm, Update
 from piper.ir.sorting import find_cycle
 
 _GIVEN = ("batch", "key", "param", "buffer", "constant", "flat", "shard")
@@ -14,38 +14,61 @@ _SUMS = ("sum", "gradient")
 
 def verify(graph: Graph) -> None:
     """Every Value has a producer of its kind, every edge a node at both ends, and no cycle."""
+    values, producers = graph.values, graph.producers
     for name, node in graph.nodes.items():
         if name != node.name:
             _broken("a node is filed under another name", name, node.name)
-        for value in (*node.inputs, *node.outputs):
-            if value not in graph.values:
+        for value in node.outputs:
+            if value not in values:
                 _broken("a node names a Value that does not exist", name, value)
         for value in node.inputs:
-            if value not in graph.producers and graph.values[value].role not in _GIVEN:
+            if value not in values:
+                _broken("a node names a Value that does not exist", name, value)
+            if value not in producers and values[value].role not in _GIVEN:
                 _broken("a Value is read but never written", name, value)
-    for value, writers in graph.producers.items():
-        role = graph.values[value].role
-        if role in _GIVEN and not graph.values[value].base:
+    for value, writers in producers.items():
+        role = values[value].role
+        if role in _GIVEN and not values[value].base:
             _broken("a given Value is written", writers[0], value)
         if len(writers) > 1 and role not in _SUMS:
             _broken("a Value is written twice", *writers[:2], value)
     for edge in graph.edges:
         if edge.before not in graph.nodes or edge.after not in graph.nodes:
             _broken("an order edge has no node at one end", edge.before, edge.after)
-    cycle = find_cycle(graph)
+    cycle = [] if _in_order(graph) else find_cycle(graph)
     if cycle:
         _broken("the graph has a cycle", " -> ".join(cycle))
     if graph.level == "physical":
         _verify_physical(graph)
 
 
+def _in_order(graph: Graph) -> bool:
+    """Whether every node stands behind all that it waits for, so that there can be no cycle."""
+    done: set[str] = set()
+    producers = graph.producers
+    for name, node in graph.nodes.items():
+        if type(node) is Update:
+            if not done.issuperset(graph.predecessors(node)):
+                return False
+        else:
+            for value in node.inputs:
+                for source in producers.get(value, ()):
+                    if source not in done:
+                        return False
+        done.add(name)
+    position = {name: index for index, name in enumerate(graph.nodes)}
+    return all(position[e.before] < position[e.after] for e in graph.edges if not e.issued)
+
+
 def _verify_physical(graph: Graph) -> None:
+    values = graph.values
     for node in graph.nodes.values():
-        if node.slice is None:
+        at = node.slice
+        if at is None:
             _broken("a physical node has no slice", node.name)
         for name in (*node.inputs, *node.outputs):
-            value = graph.values[name]
-            if value.role != "wire" and value.slice != node.slice:
+            value = values[name]
+            if value.slice is not at and value.slice != at and value.role != "wire":
                 _broken("a node touches a Value of another slice", node.name, name)
     for edge in graph.edges:
         if graph.nodes[edge.before].slice != graph.nodes[edge.after].slice:

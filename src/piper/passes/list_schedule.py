@@ -8,20 +8,19 @@ every pair of ranks sees its messages, and every group its collectives, in the s
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Mapping
-
-import msgspec
 
 from piper.cost.estimate import estimate
 from piper.errors import PlanError
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm, Node, Settle, Update
-from piper.ir.sorting import successors
+from piper.ir.sorting import data_successors, edge_successors, reordered
 from piper.mesh import Slice
 
-_Queue = tuple[Slice | None, str]  # the in-order queue of a slice that a node runs on
+_Rank = tuple[int, int, int]
 
 
 def schedule(graph: Graph, flops: Mapping[str, float]) -> Graph:
@@ -46,64 +45,70 @@ def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
 
 
 class _Simulation:
+    """Queues that start their nodes as soon as inputs and queue allow it, in the order of time."""
+
     def __init__(self, graph: Graph, flops: Mapping[str, float]) -> None:
         self.graph = graph
+        self.nodes = graph.nodes
         self.flops = flops
-        self.following = successors(graph)
-        self.issuing: dict[str, list[str]] = defaultdict(
-            list
-        )  # node -> who may not start before it
-        for edge in graph.edges:
-            if edge.issued:
-                self.issuing[edge.before].append(edge.after)
+        self.following = data_successors(graph)
+        self.ordered = edge_successors(edge for edge in graph.edges if not edge.issued)
+        self.issuing = edge_successors(edge for edge in graph.edges if edge.issued)
         self.together = _collectives(graph)  # node -> all nodes of its collective
-        self.missing: dict[str, int] = defaultdict(int)
-        for targets in (*self.following.values(), *self.issuing.values()):
-            for target in targets:
-                self.missing[target] += 1
-        self.rank = {
-            name: _rank(graph, node, i) for i, (name, node) in enumerate(graph.nodes.items())
-        }
-        self.ready: dict[_Queue, list[tuple[tuple[int, int, int], str]]] = defaultdict(list)
-        self.later: dict[_Queue, list[tuple[float, tuple[int, int, int], str]]] = defaultdict(list)
-        self.free_at: dict[_Queue, float] = defaultdict(float)
-        self.inputs_at: dict[str, float] = defaultdict(float)
-        self.wake: list[tuple[float, int, _Queue]] = []
-        self.number: dict[_Queue, int] = {}
+        self.missing = dict.fromkeys(graph.nodes, 0)
+        for successors in (self.following, self.ordered, self.issuing):
+            for targets in successors.values():
+                for target in targets:
+                    self.missing[target] += 1
+        self.rank = _ranks(graph)
+        self.queue_of = _queues(graph)
+        num_queues = max(self.queue_of.values(), default=-1) + 1
+        self.ready: list[list[tuple[_Rank, str]]] = [[] for _ in range(num_queues)]
+        self.later: list[list[tuple[float, _Rank, str]]] = [[] for _ in range(num_queues)]
+        self.free_at = [0.0] * num_queues
+        self.pending = [math.inf] * num_queues  # when a queue is next looked at
+        self.number: dict[int, int] = {}  # of queues, in the order in which they begin
+        self.wake: list[tuple[float, int, int]] = []
+        self.inputs_at = dict.fromkeys(graph.nodes, 0.0)
         self.order: list[str] = []
 
     def run(self) -> Graph:
-        for name in self.graph.nodes:
-            if self.missing[name] == 0:
+        for name, missing in self.missing.items():
+            if missing == 0:
                 self._arrived(name)
         while self.wake:
             now, _, queue = heapq.heappop(self.wake)
-            self._advance(queue, now)
-        if len(self.order) != len(self.graph.nodes):
-            left = next(name for name in self.graph.nodes if name not in set(self.order))
+            if self.pending[queue] == now:  # else it was woken before, and knows when to go on
+                self.pending[queue] = math.inf
+                self._advance(queue, now)
+        if len(self.order) != len(self.nodes):
+            started = set(self.order)
+            left = next(name for name in self.nodes if name not in started)
             raise PlanError(f"{left} can never start")
-        nodes = {name: self.graph.nodes[name] for name in self.order}
-        return msgspec.structs.replace(self.graph, nodes=nodes)
+        return reordered(self.graph, self.order)
 
     def _arrived(self, name: str) -> None:
         """All inputs of a node are there; a collective also waits for its other members."""
-        members = self.together.get(name, (name,))
-        if any(self.missing[member] > 0 for member in members):
-            return
-        at = max(self.inputs_at[member] for member in members)
-        leader = members[0]
-        queue = self._queue(leader)
-        heapq.heappush(self.later[queue], (at, self.rank[leader], leader))
+        members = self.together.get(name)
+        if members is None:
+            at = self.inputs_at[name]
+        else:
+            if any(self.missing[member] > 0 for member in members):
+                return
+            at = max(self.inputs_at[member] for member in members)
+            name = members[0]
+        queue = self.queue_of[name]
+        heapq.heappush(self.later[queue], (at, self.rank[name], name))
         self._wake(max(at, self.free_at[queue]), queue)
 
-    def _wake(self, at: float, queue: _Queue) -> None:
-        heapq.heappush(self.wake, (at, self.number.setdefault(queue, len(self.number)), queue))
+    def _wake(self, at: float, queue: int) -> None:
+        """Look at a queue at a time, or before: it then finds by itself when to look again."""
+        if at < self.pending[queue]:
+            self.pending[queue] = at
+            number = self.number.setdefault(queue, len(self.number))
+            heapq.heappush(self.wake, (at, number, queue))
 
-    def _queue(self, name: str) -> _Queue:
-        node = self.graph.nodes[name]
-        return node.slice, node.stream
-
-    def _advance(self, queue: _Queue, now: float) -> None:
+    def _advance(self, queue: int, now: float) -> None:
         later, ready = self.later[queue], self.ready[queue]
         if self.free_at[queue] > now:
             if ready or later:
@@ -113,29 +118,50 @@ class _Simulation:
             _, rank, name = heapq.heappop(later)
             heapq.heappush(ready, (rank, name))
         if ready:
-            self._start(heapq.heappop(ready)[1], now)
+            name = heapq.heappop(ready)[1]
+            for member in self.together.get(name, (name,)):
+                self._start(member, now)
         if ready or later:
             self._wake(max(now, self.free_at[queue], 0 if ready else later[0][0]), queue)
 
     def _start(self, name: str, now: float) -> None:
-        for member in self.together.get(name, (name,)):
-            end = now + estimate(self.graph, self.graph.nodes[member], self.flops)
-            self.free_at[self._queue(member)] = end
-            if _is_send(self.graph.nodes[member]):
-                for target in self.following[member]:  # messages are received as they were sent
-                    self.rank[target] = (0, len(self.order), 0)
-            self.order.append(member)
-            for target in self.following[member]:
-                self._passed(target, end)
-            for target in self.issuing.get(member, ()):
-                self._passed(target, now)
+        node = self.nodes[name]
+        end = now + estimate(self.graph, node, self.flops)
+        self.free_at[self.queue_of[name]] = end
+        following, ordered = self.following[name], self.ordered.get(name, ())
+        if _is_send(node):
+            for target in (*following, *ordered):  # messages are received as they were sent
+                self.rank[target] = (0, len(self.order), 0)
+        self.order.append(name)
+        for target in following:
+            self._passed(target, end)
+        for target in ordered:
+            self._passed(target, end)
+        for target in self.issuing.get(name, ()):
+            self._passed(target, now)
 
     def _passed(self, target: str, at: float) -> None:
         """One of the things that a node waits for is over at a time."""
-        self.inputs_at[target] = max(self.inputs_at[target], at)
+        if at > self.inputs_at[target]:
+            self.inputs_at[target] = at
         self.missing[target] -= 1
         if self.missing[target] == 0:
             self._arrived(target)
+
+
+def _queues(graph: Graph) -> dict[str, int]:
+    """Node -> the number of the in-order queue of a slice that it runs on."""
+    numbers: dict[tuple[Slice | None, str], int] = {}
+    by_slice: dict[int, dict[str, int]] = {}  # equal slices are few objects, and slow to hash
+    queue_of: dict[str, int] = {}
+    for name, node in graph.nodes.items():
+        known = by_slice.setdefault(id(node.slice), {})
+        queue = known.get(node.stream)
+        if queue is None:
+            queue = numbers.setdefault((node.slice, node.stream), len(numbers))
+            known[node.stream] = queue
+        queue_of[name] = queue
+    return queue_of
 
 
 def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
@@ -150,14 +176,18 @@ def _is_send(node: Node) -> bool:
     return isinstance(node, Comm) and communication(node.comm).sends
 
 
-def _rank(graph: Graph, node: Node, index: int) -> tuple[int, int, int]:
+def _ranks(graph: Graph) -> dict[str, _Rank]:
     """What runs first when several could: what others wait for, then Updates, so that what follows them
     runs behind BW, then what frees memory, then forwards; early microbatches first."""
-    first = 0
-    if isinstance(node, Update | Settle):
-        first = 1
-    elif isinstance(node, Chunk):
-        first = {"BW": 2, "F": 3}.get(node.phase, 0)
-    elif isinstance(node, Comm) and communication(node.comm).of_a_step:
-        first = 4
-    return (first, graph.microbatch(node), index)
+    return {
+        name: (_urgency(node), graph.microbatch(node), index)
+        for index, (name, node) in enumerate(graph.nodes.items())
+    }
+
+
+def _urgency(node: Node) -> int:
+    if isinstance(node, Chunk):
+        return {"BW": 2, "F": 3}.get(node.phase, 0)
+    if isinstance(node, Comm):
+        return 4 if communication(node.comm).of_a_step else 0
+    return 1 if isinstance(node, Update | Settle) else 0

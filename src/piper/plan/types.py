@@ -8,6 +8,7 @@ from typing import Any, Generic
 import msgspec
 from typing_extensions import TypeVar
 
+from piper.directives.registry import read_directive
 from piper.errors import PlanError
 from piper.ir.graph import Stream
 from piper.ir.history import Record
@@ -16,7 +17,7 @@ from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 3
+VERSION = 4
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 
@@ -122,7 +123,8 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
 
 def plan_from_json(data: bytes) -> Plan:
     kind: Any = Plan
-    found: Plan = decode_versioned(data, kind[all_tasks()], version=VERSION)
+    kind = kind[all_tasks()]
+    found: Plan = decode_versioned(data, kind, version=VERSION, hook=read_directive)
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from piper.errors import Call, ScheduleError, Source, user_source
+from piper.files import excess, read_text
 from piper.schedules.legality import check, check_form
 from piper.schedules.table import Action, Cell, Kind, Table
 
@@ -34,12 +35,7 @@ def read_table(path: str | os.PathLike[str]) -> Table:
     """The table in a file that ends in .csv or .json."""
     file = os.fspath(path)
     name = os.path.basename(file)
-    try:
-        with open(file, encoding="utf-8-sig") as opened:
-            text = opened.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ScheduleError(f"{file} cannot be read: {reason}", call=_call("schedule")) from None
+    text = read_text(file, error=ScheduleError, call=_call("schedule"))
     if file.endswith(".json"):
         return parse_json(text, name=name, file=file)
     if file.endswith(".csv"):
@@ -79,6 +75,9 @@ def parse_json(text: str, *, name: str, file: str | None = None) -> Table:
     path = os.path.abspath(file) if file else None
     legal = '{"name": "mine", "rows": [["0F0", "0B0"], ["1F0", "1B0"]]}'
     try:
+        too_much = excess(text.encode())
+        if too_much:
+            raise ValueError(too_much)
         found = msgspec.json.decode(text, type=_Form | list[list[str | None]])
     except (ValueError, RecursionError) as error:
         at = re.search(r"byte (\d+)", str(error))

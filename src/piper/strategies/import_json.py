@@ -10,6 +10,7 @@ import msgspec
 
 from piper.directives.schedule import Schedule
 from piper.errors import PiperError, StrategyError, did_you_mean
+from piper.files import read_text
 from piper.ir.nodes import Chunk
 from piper.ir.select import ANY, Selector
 from piper.mesh import Mesh
@@ -37,14 +38,8 @@ def from_json(source: str | os.PathLike[str]) -> Callable[[Schedule], None]:
 def _read(source: str | os.PathLike[str]) -> tuple[str, str]:
     if isinstance(source, str) and source.lstrip()[:1] in ("[", "{"):
         return "strategy", source
-    try:
-        with open(source) as file:
-            return os.path.basename(source), file.read()
-    except OSError as error:
-        raise StrategyError(
-            f"{os.fspath(source)!r} cannot be read: {error.strerror}",
-            legal="the path of a file, or its text",
-        ) from None
+    legal = "the path of a file, or its text"
+    return os.path.basename(source), read_text(source, error=StrategyError, legal=legal)
 
 
 def _device_groups(entries: Sequence[Entry], file: str) -> list[tuple[int, ...]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
 
 from piper.errors import Call, StrategyError, did_you_mean
+from piper.files import excess
 from piper.ir.select import ANY, Selector
 
 PASS = "PASS"  # the tag of a filter that is a phase here
@@ -56,7 +58,8 @@ def _is_groups(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < math.inf
 
 
 def _is_text(value: Any) -> bool:
@@ -93,9 +96,12 @@ FIELDS: dict[str, tuple[dict[str, _Check], dict[str, _Check]]] = {
 
 def parse(text: str, *, file: str) -> list[Entry]:
     """The entries of a file; raises with the number of the first that is not of the form."""
+    too_much = excess(text.encode(errors="replace"))
+    if too_much:
+        raise StrategyError(f"this is no strategy: {too_much}", call=Call(file))
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise StrategyError(f"this is no JSON: {error}", call=Call(file)) from None
     if not isinstance(found, list):
         raise StrategyError("this is no list of directives", call=Call(file), legal="[{...}, ...]")

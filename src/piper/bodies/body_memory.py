@@ -1,0 +1,87 @@
+"""A body's graph in; the memory that each of its nodes lies in out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from piper.errors import PlanError
+
+# These share memory with their argument although their schemas do not say so.
+UNSAFE_VIEWS = (torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
+
+Roots = Mapping[fx.Node, frozenset[fx.Node]]
+
+
+def roots_of(graph: fx.Graph) -> Roots:
+    """The nodes that made the memory of each node; for a new tensor, itself.
+
+    Schemas say what shares memory. Where the graph was traced, the tensors that the trace saw say it
+    too, so that an operator with a wrong schema is found.
+    """
+    roots: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.target is operator.getitem and node.all_input_nodes:
+            [source, *_] = node.all_input_nodes
+            roots[node] = roots[source] - {source} or frozenset({node})
+        else:
+            shared = [roots[other] for other in _sharing(node)]
+            roots[node] = frozenset().union(*shared) or frozenset({node})
+    return roots
+
+
+def refuse_shared_memory(graph: fx.Graph) -> None:
+    """Every result of a body must lie alone in its memory: its arguments are freed at other times."""
+    roots = roots_of(graph)
+    owner = {node: f"argument {i}" for i, node in enumerate(graph.find_nodes(op="placeholder"))}
+    owner |= dict.fromkeys(graph.find_nodes(op="get_attr"), "own constant")
+    [end] = graph.find_nodes(op="output")
+    results = end.args[0]
+    for index, result in enumerate(results if isinstance(results, Sequence) else [results]):
+        if not isinstance(result, fx.Node):
+            continue
+        for root in roots[result]:
+            if root in owner:
+                raise PlanError(
+                    f"result {index} of a body lies in the memory of its {owner[root]}",
+                    details=[f"{result.name} = {result.target}, which shares {root.name}"],
+                    legal="a copy: the other one may be freed or overwritten first",
+                )
+            owner[root] = f"result {index}"
+
+
+def _sharing(node: fx.Node) -> Iterator[fx.Node]:
+    """The arguments that a call's result shares memory with."""
+    yield from _aliased(node)
+    mine = _storage(node)
+    if mine is not None:
+        yield from (other for other in node.all_input_nodes if _storage(other) == mine)
+
+
+def _aliased(node: fx.Node) -> Iterator[fx.Node]:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    arguments = node.target._schema.arguments
+    for position, argument in enumerate(arguments):
+        if argument.alias_info is not None or (position == 0 and node.target in UNSAFE_VIEWS):
+            value = node.args[position] if position < len(node.args) else None
+            yield from _nodes(node.kwargs.get(argument.name, value))
+
+
+def _nodes(value: Any) -> Iterator[fx.Node]:
+    if isinstance(value, fx.Node):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _nodes(item)
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    return value.untyped_storage()._cdata
