@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from piper.ir.values import Value
+from piper.ir.tensor_type import TensorType
 from piper.plan.slots import STAYING, Slot
 from piper.plan.summary import slot_bytes
 from piper.plan.tasks import Comm
@@ -37,4 +37,4 @@ def message_bytes(found: RankClass, task: Comm) -> int:
 
 
 def _expected_bytes(slot: Slot) -> int:
-    return Value(slot.name, "activation", slot.shape, slot.dtype).nbytes
+    return TensorType(slot.shape, slot.dtype).nbytes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
-from piper.ir.values import accumulation_dtype
+from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.slots import MODEL, STAYING, Slot
 from piper.plan.tasks import Comm
 from piper.plan.types import Plan, bind
