@@ -7,6 +7,7 @@ import pytest
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
+from tests.loopback.programs import assert_gives_nothing
 from tests.procs import data
 from tests.procs.conftest import GetPool
 from tests.strategies import strategy_of
@@ -170,3 +171,27 @@ def test_wrong_arguments_are_refused(job: Job, options: dict[str, Any], message:
         piper.train(job, _batches(), **options)
     with pytest.raises(RunError, match="data is int"):
         piper.train(job, 5, steps=1)
+
+
+def test_a_closed_run_gives_nothing(pool: GetPool, job: Job) -> None:
+    run = job.launch(pool(4))
+    run.step(_batches()[0])
+    run.close()
+    assert_gives_nothing(run, _batches()[0])
+
+
+def test_data_to_evaluate_that_processes_cannot_import_is_refused_first(
+    pool: GetPool, job: Job
+) -> None:
+    steps: list[Any] = []
+    with pytest.raises(RunError, match="cannot import the data function a lambda"):
+        piper.train(
+            job,
+            data.rows,
+            steps=1,
+            launch=pool(4),
+            evaluate=lambda share: data.rows(share),
+            log="none",
+            on_step=steps.append,
+        )
+    assert steps == []

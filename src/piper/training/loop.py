@@ -17,6 +17,7 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan
 from piper.runtime.launch.pool_run import Pool
+from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.data import batches, check_again, check_data
 from piper.training.line import Log
@@ -54,6 +55,8 @@ def train(
     check_data(data)
     with _opened(job, launch, log, launch_options) as (run, lines):
         loop = _Loop(run, lines, steps, lr_schedule)
+        if evaluate is not None:
+            _prepare_evaluation(run, evaluate)
         for batch in islice(batches(run, data), steps):
             loop.step(batch)
             done = len(loop.training.records)
@@ -138,6 +141,13 @@ class _Loop:
             self.training = workers.from_first(self.training)
         self.lines.end(self.training)
         return self.training
+
+
+def _prepare_evaluation(run: Run, data: Any) -> None:
+    """Before the first step: what cannot be evaluated must not end a training that is done."""
+    if callable(data) and run.workers.reading == "members":
+        reference(data)
+    run.prepare_evaluation()
 
 
 def _constant(optimizer: Any) -> LRScheduler:
