@@ -1,5 +1,6 @@
 """The training loop on processes: who reads what, evaluation, and what goes wrong with data."""
 
+import time
 from typing import Any
 
 import pytest
@@ -154,6 +155,18 @@ def test_bad_batches_end_the_run_with_their_rank(
 ) -> None:
     with pytest.raises(RunError, match=message):
         piper.train(_job("dp2"), function, steps=4, launch=pool(2), log="none")
+
+
+def test_data_that_blocks_is_named_with_its_rank() -> None:
+    began = time.monotonic()
+    with pytest.raises(RunError) as caught:
+        piper.train(_job("dp2"), data.blocked, steps=3, launch="local", timeout=3.0, log="none")
+    line = data.blocked.__code__.co_firstlineno
+    assert str(caught.value) == (
+        f"rank 1 hangs in blocked (tests/procs/data.py:{line}): no batch has come for 3 s\n"
+        "  legal: data that comes sooner, or launch(..., timeout=SECONDS)"
+    )
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(
