@@ -23,9 +23,11 @@ def graph_from_json(data: bytes) -> Graph:
     return decode_versioned(data, Graph, version=VERSION)
 
 
-def decode_versioned(data: bytes, kind: type[T], *, version: int, hook: Hook | None = None) -> T:
+def decode_versioned(
+    data: bytes, kind: type[T], *, version: int, hook: Hook | None = None, name: str = ""
+) -> T:
     """What `data` holds; raises if it is something else, or of another version."""
-    name = kind.__name__.lower()
+    name = name or kind.__name__.lower()
     try:
         too_much = excess(data)
         if too_much:
