@@ -117,7 +117,7 @@ def _change(path: str, value: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_change("version", 99), "a program of another version"),
+        (_change("version", 99), "a program of version 99 is not readable"),
         (_change("graph/level", "physical"), "not a logical one"),
         (_change("graph/nodes/F[PP=0.0,MB=0]/origin", 99), "F[PP=0.0,MB=0] comes from directive 99"),
         (_change("graph/orders", [{"groups": [], "origin": -2}]), "an order comes from directive -2"),
