@@ -13,11 +13,11 @@ from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
 from piper.check import Report, check_plan
+from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
 from piper.errors import Call
-from piper.frontend.build import build_graph
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced
 from piper.ir.graph import Graph
@@ -27,9 +27,11 @@ from piper.ir.routing import ExpertForm
 from piper.mesh import Mesh
 from piper.passes.buckets import Bucketed
 from piper.passes.emit import emit
+from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import data_axes, local_rows, lower_graph
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
+from piper.plan.tasks import Run
 from piper.plan.types import Optimizer, Plan, RankClass
 
 
@@ -83,11 +85,26 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     calls = scheduled.calls
     rows = local_rows(logical, scheduled.source.batch_size, calls)
     cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), scheduled.stages)
+    local = source.local(rows, cuts)
     if cuts.pieces or source is not scheduled.source:
-        _, traced = source.at(source.batch_size, cuts)
-        logical = build_graph(traced)
+        logical = source.graph(cuts)
         logical = replay_history(logical, scheduled.history, training=source.training)
-    return logical, source.local(rows, cuts)
+    return fit_types(logical, local), local
+
+
+def foresee(scheduled: Scheduled, *, clip: float | None = None) -> Graph:
+    """The physical graph as far as it can be known without bodies: its Comms are those of lowering, but
+    gathers of parameters, which are at most so many."""
+    logical, _ = refine(scheduled, scheduled.source)
+    return foresee_graph(logical, scheduled.calls, clip=clip)
+
+
+def foresee_graph(logical: Graph, calls: Sequence[Call], *, clip: float | None = None) -> Graph:
+    """The same of a complete logical graph, whose chunks are as fine as its directives ask for."""
+    bodies = foreseen_bodies(logical)
+    with _no_collections():
+        graph, _ = lower_graph(logical, bodies=bodies, flops={}, calls=calls, clip=clip)
+    return graph
 
 
 def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None = None) -> Lowered:
@@ -112,11 +129,9 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         flops.update((body.hash, body.flops) for body in found.by_phase.values())
         return found
 
-    specs = {name: value.spec for name, value in traced.values.items()}
     graph, bucketed = lower_graph(
         logical,
         bodies=bodies,
-        specs=specs,
         flops=flops,
         calls=scheduled.calls,
         device=device,
@@ -130,7 +145,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
         for name, tensor in source.tensors.items()
     }
-    used = {task.body for found in classes for task in found.tasks if task.body}
+    used = {t.body for found in classes for t in found.tasks if isinstance(t, Run)}
     used |= {tensor.init for tensor in tensors.values()}
     plan = Plan(
         mesh=logical.mesh,
@@ -164,8 +179,8 @@ def _model_flops(
     forward = 0.0
     for found in classes:
         ranks = mesh.size_of(mesh.free(found.slice))
-        bodies = (task.body for task in found.tasks if task.kind == "run" and task.phase == "F")
-        forward += ranks * sum(flops.get(body, 0.0) for body in bodies)
+        runs = (task for task in found.tasks if isinstance(task, Run) and task.phase == "F")
+        forward += ranks * sum(flops.get(task.body, 0.0) for task in runs)
     return 3 * forward if training else forward
 
 

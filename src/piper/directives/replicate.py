@@ -41,7 +41,7 @@ class Replicate(Selecting, frozen=True, kw_only=True):
     Example:
         >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"), zero=2)
         >>> s.graph.values["$d.stages.0.mlp.weight/2"].layout
-        (('dp', 'partial'), ('ep', 'partial'))
+        (('dp', Partial()), ('ep', Partial()))
     """
 
     over: str | tuple[str, ...]
@@ -59,6 +59,7 @@ class Replicate(Selecting, frozen=True, kw_only=True):
         owner = Owner(
             axis="",
             how="replicate",
+            shares="batch",
             stream=_stream(graph, self.reduce_stream, REDUCE_STREAM, site.call),
             origin=site.origin,
             bucket_size=self._bucket_bytes(site.call),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from urllib.parse import unquote
 
 from piper.directives.owning import axes_of, check_stream, own
@@ -9,7 +10,7 @@ from piper.errors import Call, ShardError
 from piper.ir.directive import Selecting, Site
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Owner
-from piper.ir.routing import expert_form
+from piper.ir.routing import counts_of, expert_form
 from piper.ir.select import select
 
 DEFAULT_STREAM = "exchange"
@@ -33,7 +34,7 @@ class Shard(Selecting, frozen=True, kw_only=True):
     Example:
         >>> s.shard(where(EP="*"), over="ep")
         >>> s.graph.values["stages.0.moe.experts.up"].layout
-        (('ep', 'split(0)'),)
+        (('ep', Split(dim=0)),)
     """
 
     over: str | tuple[str, ...]
@@ -50,7 +51,8 @@ class Shard(Selecting, frozen=True, kw_only=True):
             if node.phase == "F":
                 _check_form(graph, node, size, call)
         stream = check_stream(graph, self.stream, call=call) if self.stream else DEFAULT_STREAM
-        return own(graph, names, axes, Owner("", "shard", stream, site.origin), call=call)
+        owner = Owner("", "shard", "experts", stream, site.origin)
+        return own(graph, names, axes, owner, call=call, counts=partial(counts_of, graph))
 
 
 def _check_form(graph: Graph, node: Chunk, size: int, call: Call) -> None:

@@ -8,8 +8,11 @@ from piper.errors import Call, SplitError
 from piper.ir import graph as ir
 from piper.ir.directive import Selecting, Site
 from piper.ir.graph import Graph
+from piper.ir.layouts import Layouts, Routed
+from piper.ir.layouts import Split as SplitLayout
 from piper.ir.nodes import Chunk, Node
 from piper.ir.select import select
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Value
 
 _SHARED = ("param", "buffer", "constant")  # one for all microbatches
@@ -40,6 +43,7 @@ class Split(Selecting, frozen=True):
         shared = {name for name, value in graph.values.items() if value.role in _SHARED}
         nodes: dict[str, Node] = {}
         values: dict[str, Value] = {name: graph.values[name] for name in shared}
+        types = {name: _microbatch(value, self.num) for name, value in graph.values.items()}
         for index in range(self.num):
             renamed = {
                 name: name if name in shared else with_tag(name, self.tag, index)
@@ -47,9 +51,13 @@ class Split(Selecting, frozen=True):
             }
             for name, value in graph.values.items():
                 if name not in shared:
-                    of = renamed.get(value.of, value.of)
-                    copied = msgspec.structs.replace(value, name=renamed[name], of=of)
-                    values[copied.name] = copied
+                    values[renamed[name]] = msgspec.structs.replace(
+                        value,
+                        name=renamed[name],
+                        of=renamed.get(value.of, value.of),
+                        type=types[name],
+                        layout=_renamed(value.layout, renamed),
+                    )
             for node in graph.nodes.values():
                 copy = _copy(node, self.tag, index, renamed)
                 nodes[copy.name] = copy
@@ -73,6 +81,23 @@ class Split(Selecting, frozen=True):
                 requirement=2,
                 legal="at least 1 microbatch, and a tag that no node has",
             )
+
+
+def _microbatch(value: Value, num: int) -> TensorType:
+    """The type of one of `num` parts of a Value."""
+    dim = value.batch.dim if isinstance(value.batch, SplitLayout) else None
+    if dim is None:
+        return value.type
+    shape = (*value.shape[:dim], value.shape[dim] // num, *value.shape[dim + 1 :])
+    return msgspec.structs.replace(value.type, shape=shape)
+
+
+def _renamed(layouts: Layouts, names: dict[str, str]) -> Layouts:
+    """Layouts that name counts, with the names of one microbatch."""
+    return tuple(
+        (axis, Routed(names[layout.by]) if isinstance(layout, Routed) else layout)
+        for axis, layout in layouts
+    )
 
 
 def with_tag(name: str, tag: str, value: int) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from piper.ir.values import Value
-from piper.plan.types import Plan, RankClass, Slot
+from piper.ir.tensor_type import TensorType
+from piper.plan.slots import PASSING, Slot
+from piper.plan.types import Plan, RankClass
 
 
 def summarize(plan: Plan) -> str:
@@ -35,7 +36,7 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
     for task in found.tasks:
         before = alive
         for slot in task.writes:
-            if slot not in seen and found.slots[slot].kind in ("temp", "sum", "gathered"):
+            if slot not in seen and found.slots[slot].kind in PASSING:
                 seen.add(slot)
                 alive += slot_bytes(found.slots[slot])
         during = alive
@@ -46,4 +47,4 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
 
 
 def slot_bytes(slot: Slot) -> int:
-    return Value(slot.name, "activation", slot.shape, slot.dtype, bound=slot.bound).bound_nbytes
+    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes
