@@ -15,7 +15,9 @@ from piper.ir.tensor_type import is_dtype
 from piper.mesh import Mesh, Slice
 from piper.plan.keys import num_indexes
 from piper.plan.optimizers import KNOWN
-from piper.plan.types import Bucket, Plan, RankClass, Slot
+from piper.plan.slots import BUCKETED, Slot
+from piper.plan.tasks import Run
+from piper.plan.types import BatchLeaf, Bucket, ModelTensor, Plan, RankClass
 
 MAX_RANKS = 1 << 20
 MAX_MICROBATCHES = 1 << 20
@@ -23,7 +25,6 @@ MAX_BYTES = 1 << 62  # of one tensor
 _MAX_UNEQUAL = 1000  # classes whose slices fix different axes
 _DEVICES = ("cpu", "cuda")
 _BODY = re.compile(r"[0-9a-f]{16}")
-_ALONG = ("flat", "shard", "gathered", "grad")
 
 
 def frame(plan: Plan) -> Iterator[Problem]:
@@ -58,6 +59,12 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"no device is called {plan.device!r}"
     if plan.optimizer.name not in KNOWN:
         yield f"no optimizer is called {plan.optimizer.name!r}"
+    for option, value in plan.optimizer.options.items():
+        numbers = value if isinstance(value, list | tuple) else [value or 0]
+        if not all(isinstance(number, int | float | str) for number in numbers):
+            yield f"the optimizer's {option} is no number"
+    if len({stream.name for stream in plan.streams}) < len(plan.streams):
+        yield "two streams have one name"
     if plan.clip is not None and not 0 < plan.clip < math.inf:
         yield f"gradients are clipped to {plan.clip}"
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
@@ -118,8 +125,7 @@ def _tensors(plan: Plan) -> Iterator[str]:
             yield f"the batch's {name} is no tensor: {leaf.dtype}{list(leaf.shape)}"
     for part in plan.classes:
         for task in part.tasks:
-            body = getattr(task, "body", "")
-            if body and body not in bodies:
+            if isinstance(task, Run) and task.body not in bodies:
                 yield f"{part.slice}: {task.name} runs a body that does not exist"
 
 
@@ -137,6 +143,8 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
         yield "has axes, slices or parameters that do not exist"
     if not all(_is_tensor(shape, bucket.dtype) for shape in ((bucket.size,), *bucket.shapes)):
         yield "is of no possible size"
+    if any(plan.tensors[name].dtype != bucket.dtype for name in bucket.params if known):
+        yield f"has parameters that are not {bucket.dtype}"
     if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
         yield "has parameters outside of it"
     if bucket.zero not in range(4):
@@ -157,18 +165,36 @@ def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
         yield f"has a bound {slot.bound} of its dim 0"
     if min(slot.base, slot.bucket, slot.pool) < -1 or min(slot.offset, slot.uses, slot.ahead) < 0:
         yield "has a negative number"
-    if slot.bucket >= len(plan.buckets) or (slot.kind in _ALONG and slot.bucket < 0):
+    if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
         yield "belongs to a bucket that does not exist"
     if not _axes(plan.mesh, slot.split_over):
         yield "is split over axes that do not exist"
-    if slot.kind in ("param", "buffer") and slot.source not in plan.tensors:
-        yield f"holds {slot.source!r}, which is no tensor of the model"
-    if slot.kind == "batch" and slot.source not in plan.batch:
-        yield f"holds {slot.source!r}, which is no part of the batch"
+        return
+    if slot.kind in ("param", "buffer"):
+        whole: ModelTensor | BatchLeaf | None = plan.tensors.get(slot.source)
+        yield from _part(slot, whole, plan.mesh.size_of(slot.split_over))
+    if slot.kind == "batch":
+        parts = plan.num_data_ranks * plan.num_microbatches
+        yield from _part(slot, plan.batch.get(slot.source), parts)
     if slot.kind == "constant" and not _is_number(slot.source):
         yield f"holds {slot.source!r}, which is no number"
     if slot.kind == "key" and slot.shape != (num_indexes(slot.source),):
         yield f"holds the keys {slot.source!r}"
+
+
+def _part(slot: Slot, whole: ModelTensor | BatchLeaf | None, parts: int) -> Iterator[str]:
+    """A slot holds one of equal parts of a tensor, cut along its dim 0."""
+    if whole is None:
+        yield f"holds {slot.source!r}, which is no tensor of the model or of the batch"
+        return
+    shape = whole.shape
+    if parts > 1 and shape:
+        shape = (shape[0] // parts, *shape[1:]) if shape[0] % parts == 0 else ()
+    if (slot.shape, slot.dtype) != (shape, whole.dtype):
+        yield (
+            f"is {slot.dtype}{list(slot.shape)}, one of {parts} parts of "
+            f"{whole.dtype}{list(whole.shape)}"
+        )
 
 
 def _is_number(text: str) -> bool:
