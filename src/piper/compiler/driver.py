@@ -96,9 +96,14 @@ def foresee(scheduled: Scheduled, *, clip: float | None = None) -> Graph:
     """The physical graph as far as it can be known without bodies: its Comms are those of lowering, but
     gathers of parameters, which are at most so many."""
     logical, _ = refine(scheduled, scheduled.source)
+    return foresee_graph(logical, scheduled.calls, clip=clip)
+
+
+def foresee_graph(logical: Graph, calls: Sequence[Call], *, clip: float | None = None) -> Graph:
+    """The same of a complete logical graph, whose chunks are as fine as its directives ask for."""
     bodies = foreseen_bodies(logical)
     with _no_collections():
-        graph, _ = lower_graph(logical, bodies=bodies, flops={}, calls=scheduled.calls, clip=clip)
+        graph, _ = lower_graph(logical, bodies=bodies, flops={}, calls=calls, clip=clip)
     return graph
 
 
