@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
-from piper.compiler.driver import Scheduled, Settings, foresee, lower
+from piper.compiler.driver import Scheduled, Settings, foresee, lower, text_after
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.directives.schedule import Schedule
@@ -87,6 +87,12 @@ class Program:
     def foreseen(self, *, clip: float | None = None) -> list[Foreseen]:
         """The same as data."""
         return foreseen_in(foresee(self._scheduled, clip=clip))
+
+    def text_after(self, last: str, *, device: str = "cpu", clip: float | None = None) -> str:
+        """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
+        sgd = Optimizer("SGD", {"lr": 0.1})
+        settings = Settings(sgd, device, 0, clip, False, "", None)
+        return text_after(self._scheduled, settings, last=last)
 
     def diff(self, other: Program) -> str:
         """What differs in the plan of another program; empty if nothing does."""
