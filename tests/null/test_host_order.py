@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from piper.check.local_order import Local
+from piper.plan.local_order import Local
 from piper.plan.types import RankPlan, bind
 from piper.runtime.order.host_order import _finished_before, _messages_early
 from tests.matrix import Cell

@@ -112,7 +112,13 @@ def test_only_relayout_makes_communication() -> None:
     package = Path(piper.__file__).parent
     makers = set()
     for path in package.rglob("*.py"):
-        calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-        if any(isinstance(call.func, ast.Name) and call.func.id == "Comm" for call in calls):
+        tree = list(ast.walk(ast.parse(path.read_text())))
+        imports = [
+            n for n in tree if isinstance(n, ast.ImportFrom) and n.module == "piper.ir.nodes"
+        ]
+        calls = [n.func for n in tree if isinstance(n, ast.Call)]
+        if any(alias.name == "Comm" for n in imports for alias in n.names) and any(
+            isinstance(called, ast.Name) and called.id == "Comm" for called in calls
+        ):
             makers.add(path.relative_to(package).as_posix())
     assert makers == {"passes/relayout.py"}

@@ -14,8 +14,10 @@ import pytest
 
 from piper.check import World, check_plan, compressed, expanded, problems
 from piper.errors import CheckError
+from piper.ir.communication import COMMUNICATION
 from piper.passes import lower
-from piper.plan.types import Plan, RankClass, Slot
+from piper.plan.slots import Slot
+from piper.plan.types import Plan, RankClass
 from piper.strategies import parallel
 from tests.faults import FAULTS, Fault
 from tests.plans import NAMES, plan_of
@@ -199,7 +201,7 @@ def _runs(world: World, steps: int = 2) -> bool:
                         ready = bool(box)
                         if box and box.pop(0) != task.key:
                             return False
-                    elif task.kind in ("all_reduce", "all_to_all", "reduce_scatter", "all_gather"):
+                    elif task.kind in COMMUNICATION:
                         where = world.communicator(party, task)
                         if (me, done[me], index) not in joined:
                             joined[me, done[me], index] = (where, turn[(where, me)])

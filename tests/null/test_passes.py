@@ -57,7 +57,7 @@ def test_the_graph_after_a_pass() -> None:
     assert "send" in before and "all_gather" not in before, "gathers for use come with pace"
     assert "all_gather" in after
     assert graph_from_text(after).level == "physical"
-    with pytest.raises(PlanError, match="no pass is called 'pase' .did you mean 'pace'"):
+    with pytest.raises(PlanError, match=r"no pass is called 'pase' \(did you mean 'pace'"):
         program.text_after("pase")
 
 

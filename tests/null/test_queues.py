@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from piper.plan.tasks import Comm
 from piper.plan.types import Plan, RankPlan, bind
 from tests.matrix import Cell
 
@@ -42,7 +43,7 @@ class _Device:
             if task.stream in last:
                 self.before[index] = last[task.stream]
             last[task.stream] = index
-            if task.group >= 0 and task.kind != "read":
+            if isinstance(task, Comm):
                 channel = (self.me.groups[task.group], plan.streams[task.stream].name)
                 self.meetings[index] = (*channel, counts[channel])
                 counts[channel] += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from piper.check.parties import World, compressed
 from piper.check.problem import Problem
 from piper.check.proofs.acyclic import acyclic
-from piper.check.proofs.collectives import KINDS, collectives
+from piper.check.proofs.collectives import collectives
 from piper.check.proofs.events import events
 from piper.check.proofs.gathers import gathers
 from piper.check.proofs.limit import limit, peaks
@@ -22,6 +22,7 @@ from piper.check.proofs.structure import structure
 from piper.check.proofs.updates import updates
 from piper.check.report import Report
 from piper.errors import CheckError
+from piper.plan.tasks import Comm, Update, sends
 from piper.plan.types import Plan
 
 Proof = Callable[[World], Iterator[Problem]]
@@ -68,10 +69,10 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     return Report(
         num_parties=len(world.parties),
         num_tasks=len(tasks),
-        num_messages=sum(task.kind == "send" for task in tasks),
-        num_collectives=sum(task.kind in KINDS for task in tasks),
+        num_messages=sum(map(sends, tasks)),
+        num_collectives=sum(isinstance(t, Comm) and not t.facts.is_message for t in tasks),
         num_slots=sum(len(party.slots) for party in world.parties),
-        num_updates=sum(task.kind == "update" for task in tasks),
+        num_updates=sum(isinstance(task, Update) for task in tasks),
         seconds=time.perf_counter() - start,
         peaks=peaks(world),
     )

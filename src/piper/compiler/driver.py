@@ -32,6 +32,7 @@ from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
+from piper.plan.tasks import Run
 from piper.plan.types import Optimizer, Plan, RankClass
 
 
@@ -160,7 +161,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
         for name, tensor in source.tensors.items()
     }
-    used = {task.body for found in classes for task in found.tasks if task.body}
+    used = {t.body for found in classes for t in found.tasks if isinstance(t, Run)}
     used |= {tensor.init for tensor in tensors.values()}
     plan = Plan(
         mesh=logical.mesh,
@@ -196,8 +197,8 @@ def _model_flops(
     forward = 0.0
     for found in classes:
         ranks = mesh.size_of(mesh.free(found.slice))
-        bodies = (task.body for task in found.tasks if task.kind == "run" and task.phase == "F")
-        forward += ranks * sum(flops.get(body, 0.0) for body in bodies)
+        runs = (task for task in found.tasks if isinstance(task, Run) and task.phase == "F")
+        forward += ranks * sum(flops.get(task.body, 0.0) for task in runs)
     return 3 * forward if training else forward
 
 

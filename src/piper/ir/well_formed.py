@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piper.errors import PlanError
+from piper.ir.communication import communication
 from piper.ir.graph import Graph
 from piper.ir.layouts import PARTIAL, change_between
 from piper.ir.nodes import Accumulate, Chunk, Comm, Update
@@ -78,11 +79,15 @@ def _verify_physical(graph: Graph) -> None:
     for comm in graph.comms:
         ends.setdefault(comm.key, []).append(comm)
     for key, members in ends.items():
-        kinds = sorted(member.comm for member in members)
+        kinds = [communication(member.comm) for member in members]
         slices = {member.slice for member in members}
-        if kinds[0] in ("send", "recv") or kinds[-1] in ("send", "recv"):
-            if kinds != ["recv", "send"]:
+        if any(kind.is_message for kind in kinds):
+            if sorted(kind.sends for kind in kinds if kind.is_message) != [False, True]:
                 _broken("a message needs one send and one recv", key)
+            if len(kinds) != 2:
+                _broken("a message has two ends", key)
+        elif len(set(kinds)) > 1:
+            _broken("a collective is of one kind", key)
         elif slices != set(members[0].group.slices) or len(members) != len(slices):
             _broken("a collective needs one node on each slice of its group", key)
     for node in graph.nodes.values():

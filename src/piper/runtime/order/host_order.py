@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from piper.plan.types import Slot, Task
+from piper.plan.slots import Slot
+from piper.plan.tasks import Comm, Task
 from piper.runtime.failure.board import NOTHING, TASK, WAITS
 from piper.runtime.transport.transport import Pending
 from piper.runtime.worker.storages import out_of_memory
@@ -98,7 +99,7 @@ class HostOrder:
 
 
 def _talks(task: Task) -> bool:
-    return task.group >= 0 and task.kind != "read"
+    return isinstance(task, Comm)
 
 
 def _finished_before(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...]]:
@@ -127,9 +128,10 @@ def _messages_early(tasks: Sequence[Task], before: Sequence[tuple[int, ...]]) ->
     read = -1
     for index, task in enumerate(tasks):
         behind = index
-        if task.kind == "read":
+        if task.blocks:
             read = index
-        if task.kind in ("send", "recv") and not any(_talks(tasks[i]) for i in before[index]):
+        message = isinstance(task, Comm) and task.facts.is_message
+        if message and not any(_talks(tasks[i]) for i in before[index]):
             behind = max(read, last.get(task.stream, -1), *before[index])
         place.append((behind, behind != index, index))
         last[task.stream] = behind
