@@ -69,6 +69,9 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--evaluate-every", type=int, default=0, metavar="N", help="steps, on validation(share)"
     )
+    group.add_argument(
+        "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
+    )
     parser.set_defaults(run=run)
 
 
@@ -123,6 +126,7 @@ def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str,
             evaluate=getattr(module, "validation", None),
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
+            stop_on_nan=arguments.stop_on_nan,
             on_step=lambda record: last.__setitem__(slice(None), [record]),
             **options,
         )

@@ -99,8 +99,13 @@ def foresee(scheduled: Scheduled, *, clip: float | None = None) -> Graph:
     """The physical graph as far as it can be known without bodies: its Comms are those of lowering, but
     gathers of parameters, which are at most so many."""
     logical, _ = refine(scheduled, scheduled.source)
+    return foresee_graph(logical, scheduled.calls, clip=clip)
+
+
+def foresee_graph(logical: Graph, calls: Sequence[Call], *, clip: float | None = None) -> Graph:
+    """The same of a complete logical graph, whose chunks are as fine as its directives ask for."""
     bodies = foreseen_bodies(logical)
-    state = Lowering(logical, bodies, {}, scheduled.calls, clip=clip)
+    state = Lowering(logical, bodies, {}, calls, clip=clip)
     with _no_collections():
         return run_passes(state, last="pace").graph
 
