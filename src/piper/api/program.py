@@ -29,7 +29,7 @@ from piper.passes.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text
 from piper.plan.types import Optimizer
-from piper.runtime.factory import Factory, resolve_optimizer
+from piper.runtime.factory import Factory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -180,8 +180,9 @@ class Program:
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
-        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, or
-        `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning rate of 0.1.
+        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, with all of them
+        in one group, or `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning
+        rate of 0.1.
         `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
         together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
         again where it turns out too large.
@@ -194,7 +195,7 @@ class Program:
             raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
-        chosen = resolve_optimizer(
+        chosen = self.source.optimizer(
             Optimizer("SGD", {"lr": 0.1}) if optimizer is None else optimizer
         )
         if precision not in _PRECISIONS:
