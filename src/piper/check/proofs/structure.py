@@ -1,4 +1,4 @@
-"""structure: every number in the plan names something; the other proofs rely on it."""
+"""structure: every number in a task names something; the other proofs rely on it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from piper.plan.types import Plan
 
 
 def structure(world: World) -> Iterator[Problem]:
-    """Tasks, slots, streams, groups, buckets and tensors that do not exist, or are the wrong way."""
-    yield from _groups_and_buckets(world.plan)
+    """Tasks, slots, streams and groups that do not exist, or are the wrong way; see also `frame`."""
     for party in world.distinct:
         for index, slot in enumerate(party.slots):
             why = _wrong_slot(world.plan, party, index, slot)
@@ -30,19 +29,6 @@ def _named(world: World, party: Party, index: int, why: str) -> Problem:
     task = party.tasks[index]
     line = f"{party.label}: task {index} {task.kind} {task.name}"
     return Problem("structure", f"{task.name} {why}", (task.name,), (line,))
-
-
-def _groups_and_buckets(plan: Plan) -> Iterator[Problem]:
-    slices = {part.slice for part in plan.classes}
-    for group in plan.groups:
-        if not (set(group.over) <= set(plan.mesh.names) and set(group.slices) <= slices):
-            yield Problem("structure", f"group {group} has axes or slices that do not exist")
-    for bucket in plan.buckets:
-        axes = {*bucket.over, *bucket.copies, *bucket.split_over}
-        alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
-        if not (axes <= set(plan.mesh.names) and set(bucket.slices) <= slices and alike):
-            text = f"bucket {bucket.name} has axes, slices or parameters that do not exist"
-            yield Problem("structure", text)
 
 
 def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
