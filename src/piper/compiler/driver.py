@@ -121,12 +121,14 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
     )
     logical, traced = refine(scheduled, source)
     flops: dict[str, float] = {}
+    inside: dict[str, int] = {}
 
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
         routing = Routing(size, form.counts, form.rows) if form else None
         code = traced.chunks[node.chunk].code
         found = source.bodies.chunk(code, device=device, routing=routing, recompute=node.recompute)
         flops.update((body.hash, body.flops) for body in found.by_phase.values())
+        inside.update((body.hash, body.inside) for body in found.by_phase.values() if body.inside)
         return found
 
     graph, bucketed = lower_graph(
@@ -166,6 +168,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         history=scheduled.history,
         train=trained is None,
         flops=_model_flops(logical.mesh, classes, flops, training=trained is None),
+        inside={name: size for name, size in sorted(inside.items()) if name in used},
     )
     report = check_plan(plan, memory_limit=settings.memory_limit)
     texts = {name: source.bodies.texts[name] for name in plan.bodies}
