@@ -104,8 +104,9 @@ def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str,
     import piper
     from piper.training.data import made_batches
 
-    job = _program(module, arguments).lower(
-        optimizer=optimizer_of(module, arguments),
+    program = _program(module, arguments)
+    job = program.lower(
+        optimizer=optimizer_of(module, arguments, program),
         device=arguments.device,
         seed=arguments.seed,
         clip=arguments.clip,
@@ -173,16 +174,15 @@ def launch_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def optimizer_of(module: ModuleType, arguments: argparse.Namespace) -> Optimizer:
+def optimizer_of(module: ModuleType, arguments: argparse.Namespace, program: Any) -> Optimizer:
     """That of the command line, else of the file, else AdamW; --lr is for any of them."""
     from piper.plan.types import Optimizer
-    from piper.runtime.factory import resolve_optimizer
 
     own = getattr(module, "optimizer", None)
     if arguments.optimizer or own is None:
         found = Optimizer(OPTIMIZERS[arguments.optimizer or "adamw"])
     else:
-        found = resolve_optimizer(own)
+        found = program.source.optimizer(own)
     if arguments.lr is None:
         return found
     return Optimizer(found.name, {**found.options, "lr": arguments.lr})
