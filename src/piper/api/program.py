@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
-from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower
+from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.directives.complete import complete
@@ -29,7 +29,7 @@ from piper.passes.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text
 from piper.plan.types import Optimizer
-from piper.runtime.factory import Factory, resolve_optimizer
+from piper.runtime.factory import Factory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,6 +146,12 @@ class Program:
             return foreseen_in(self._foreseen_without_model(clip))
         return foreseen_in(foresee(self._scheduled, clip=clip))
 
+    def text_after(self, last: str, *, device: str = "cpu", clip: float | None = None) -> str:
+        """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
+        sgd = Optimizer("SGD", {"lr": 0.1})
+        settings = Settings(sgd, device, 0, clip, False, "", None)
+        return text_after(self._scheduled, settings, last=last)
+
     def _foreseen_without_model(self, clip: float | None) -> Graph:
         graph = self.graph if self.history else complete(self.graph, [])
         if piece_sizes(graph):
@@ -174,8 +180,9 @@ class Program:
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
-        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, or
-        `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning rate of 0.1.
+        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, with all of them
+        in one group, or `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning
+        rate of 0.1.
         `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
         together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
         again where it turns out too large.
@@ -188,7 +195,7 @@ class Program:
             raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
-        chosen = resolve_optimizer(
+        chosen = self.source.optimizer(
             Optimizer("SGD", {"lr": 0.1}) if optimizer is None else optimizer
         )
         if precision not in _PRECISIONS:

@@ -70,7 +70,7 @@ class Worker:
         if shares is None:
             self._fill_model(bodies)
         else:
-            self._share_model(shares)
+            self._share_model(shares, bodies)
         self._fill_constants()
         self.functions = body_functions(self.me, bodies, device=device, compile=compile)
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
@@ -103,13 +103,18 @@ class Worker:
         part, parts = self.me.part_of(slot, self.plan.mesh)
         return self._wide[slot.base].chunk(parts)[part].clone()
 
-    def _share_model(self, other: Worker) -> None:
-        """Hold the same tensors of the model as another worker."""
+    def _share_model(self, other: Worker, bodies: Mapping[str, str]) -> None:
+        """Hold the same tensors of the model as another worker. What that one neither reads nor trains
+        is as it was in the beginning."""
         theirs = {slot.name: i for i, slot in enumerate(other.me.slots) if slot.kind in MODEL}
         for index, slot in enumerate(self.me.slots):
             if slot.kind in MODEL and slot.base < 0:
                 known = theirs.get(slot.name, -1)
                 has = other.me.slots[known] if known >= 0 else None
+                tensor = other.plan.tensors.get(slot.source)
+                if has is None and slot.source and not (tensor and tensor.trainable):
+                    self._fill(index, self._initial(slot.source, slot.split_over, bodies))
+                    continue
                 if has is None or (has.shape, has.dtype) != (slot.shape, slot.dtype):
                     raise RunError(
                         f"rank {self.me.rank}: {slot.name} is {slot.dtype}{list(slot.shape)}, but "
