@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
-from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower
+from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.directives.complete import complete
@@ -146,6 +146,12 @@ class Program:
             return foreseen_in(self._foreseen_without_model(clip))
         return foreseen_in(foresee(self._scheduled, clip=clip))
 
+    def text_after(self, last: str, *, device: str = "cpu", clip: float | None = None) -> str:
+        """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
+        sgd = Optimizer("SGD", {"lr": 0.1})
+        settings = Settings(sgd, device, 0, clip, False, "", None)
+        return text_after(self._scheduled, settings, last=last)
+
     def _foreseen_without_model(self, clip: float | None) -> Graph:
         graph = self.graph if self.history else complete(self.graph, [])
         if piece_sizes(graph):
@@ -199,11 +205,11 @@ class Program:
         limit = None if memory_limit is None else parse_size(memory_limit)
         settings = Settings(chosen, device, seed, clip, late_clip, _PRECISIONS[precision], limit)
         lowered = lower(self._scheduled, settings)
-        return Job(lowered, partial(self._evaluation, settings, lowered.buckets))
+        return Job.of(lowered, partial(self._evaluation, settings, lowered.buckets))
 
     def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:
         plain = replace(settings, clip=None, late_clip=False)
-        return Job(lower(self._scheduled, plain, trained=buckets))
+        return Job.of(lower(self._scheduled, plain, trained=buckets))
 
     @property
     def _scheduled(self) -> Scheduled:

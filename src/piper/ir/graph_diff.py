@@ -25,7 +25,15 @@ def graph_diff(before: Graph, after: Graph) -> str:
         lines += [f"- {_line(item)}" for name, item in old.items() if name not in new]
         lines += [f"+ {_line(item)}" for name, item in new.items() if name not in old]
         lines += _changes(old, new)
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{part}\n" for line in lines for part in _wrapped(line))
+
+
+def _wrapped(line: str) -> list[str]:
+    """A long line in several, at its spaces; what continues it stands further right."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(
+        line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _header(before: Graph, after: Graph) -> Iterator[str]:
@@ -59,9 +67,7 @@ def _changes(old: Mapping[str, Node | Value], new: Mapping[str, Node | Value]) -
         if was is not item and was != item:
             alike.setdefault(tuple(_field_changes(was, item)), []).append(name)
     for changes, names in alike.items():
-        yield from textwrap.wrap(
-            "  ".join(names), _WIDTH, break_long_words=False, break_on_hyphens=False
-        )
+        yield "  ".join(names)
         yield from (f"    {change}" for change in changes)
 
 
@@ -98,7 +104,11 @@ def shown(value: Any) -> str:
 
 
 def _member(member: Sequence[Selector]) -> str:
-    return " then ".join(map(str, member))
+    """`F[PP=0,MB=1]` per selector."""
+    return " then ".join(
+        f"{s.comm or s.phase or ''}[{','.join(f'{tag}={value}' for tag, value in s.tags)}]"
+        for s in member
+    )
 
 
 def _struct(value: msgspec.Struct) -> str:

@@ -71,7 +71,6 @@ _CHANGES: dict[tuple[type, type], Change] = {
     (Partial, Split): "reduce_scatter",
     (Replicated, Shared): "",
     (Replicated, Split): "own_part",
-    (Shared, Partial): "",
     (Split, Replicated): "all_gather",
     (Split, Shared): "all_gather",
     (Split, Routed): "all_to_all",
@@ -101,6 +100,22 @@ def conversion(made: Layout, read: Layout) -> Change:
     return change
 
 
+def change_between(made: Layouts, read: Layouts, mesh: Mesh) -> tuple[Change, tuple[str, ...]]:
+    """The one kind of communication that turns `made` into `read`, and the axes along which it goes."""
+    if made == read:
+        return "", ()
+    wanted = dict(read)
+    axes: dict[Change, list[str]] = {}
+    for axis, layout in made:
+        if axis not in wanted:
+            raise PlanError(f"a Value lies along {axis}, and is read along {', '.join(wanted)}")
+        if mesh.size_of((axis,)) > 1 and (change := conversion(layout, wanted[axis])):
+            axes.setdefault(change, []).append(axis)
+    if len(axes) > 1:
+        raise PlanError(f"a Value needs {' and '.join(axes)} at once")
+    return next(((change, tuple(along)) for change, along in axes.items()), ("", ()))
+
+
 def local(whole: TensorType, layouts: Layouts, mesh: Mesh) -> TensorType:
     """What one rank has of a Value: its part along every dim that an axis cuts."""
     shape = list(whole.shape)
@@ -127,19 +142,15 @@ _TEXT = re.compile(r"(?P<kind>replicated|stacked|partial|shared|split|routed)(?:
 
 def layouts_from_text(text: str) -> Layouts:
     """The inverse of `layouts_text`; raises PlanError."""
-    pairs: list[tuple[str, Layout]] = []
-    for word in filter(None, text.split("; ")):
-        axis, _, shown = word.partition(": ")
-        match = _TEXT.match(shown)
-        if match is None or (match["kind"] == "split" and not (match["of"] or "").isdigit()):
-            raise PlanError(
-                f"{word!r} is no layout", legal="axis: replicated, split(0), partial ..."
-            )
-        kind = match["kind"]
-        if kind == "split":
-            pairs.append((axis, Split(int(match["of"]))))
-        elif kind == "routed":
-            pairs.append((axis, Routed(match["of"] or "")))
-        else:
-            pairs.append((axis, _PLAIN[kind]))
-    return tuple(pairs)
+    words = (word.partition(": ") for word in text.split("; ") if word)
+    return tuple((axis, layout_from_text(shown)) for axis, _, shown in words)
+
+
+def layout_from_text(text: str) -> Layout:
+    """The inverse of `str`; raises PlanError."""
+    match = _TEXT.match(text)
+    if match is None or (match["kind"] == "split" and not (match["of"] or "").isdigit()):
+        raise PlanError(f"{text!r} is no layout", legal="replicated, split(0), partial ...")
+    if match["kind"] == "split":
+        return Split(int(match["of"]))
+    return Routed(match["of"] or "") if match["kind"] == "routed" else _PLAIN[match["kind"]]
