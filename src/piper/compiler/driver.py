@@ -26,6 +26,7 @@ from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.mesh import Mesh
 from piper.passes.buckets import Bucketed
+from piper.passes.early_messages import early_messages
 from piper.passes.emit import emit
 from piper.passes.lower import data_axes, local_rows, lower_graph
 from piper.passes.piece_sizes import piece_sizes
@@ -132,6 +133,8 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         trained=trained,
     )
     classes, streams, groups = emit(graph, bucketed)
+    if device == "cpu":
+        classes = tuple(map(early_messages, classes))
     tensors = {
         name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
         for name, tensor in source.tensors.items()
