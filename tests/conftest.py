@@ -5,7 +5,10 @@ from collections import Counter
 
 import torch
 
+from piper.runtime.launch.signals import default_signals
+
 torch.set_num_threads(1)
+default_signals()  # in a background shell too: tests interrupt the processes that they start
 
 _COVERED = {"legal": Counter(), "illegal": Counter()}  # of all test workers
 

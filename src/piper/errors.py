@@ -96,6 +96,10 @@ class SelectError(PiperError):
     """A `where(...)` names a tag that does not exist, or selects nothing."""
 
 
+class ArgumentError(PiperError, TypeError):
+    """A directive was called with arguments that it does not take."""
+
+
 class MeshError(PiperError):
     """A mesh, axis, slice or stream is not what the directive needs."""
 

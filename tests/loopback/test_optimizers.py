@@ -14,7 +14,7 @@ import piper
 from piper import where
 from piper.api.program import Program
 from piper.errors import PlanError
-from piper.ir.values import dtype_bytes
+from piper.ir.tensor_type import dtype_bytes
 from piper.plan.optimizers import KNOWN, WHOLE
 from piper.plan.types import Optimizer
 from piper.runtime.factory import resolve_optimizer

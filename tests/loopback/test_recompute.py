@@ -208,6 +208,13 @@ def test_a_body_whose_result_lies_in_an_argument_is_refused(operator: str) -> No
         load(encode(_body(operator)))
 
 
+def test_a_body_that_gives_an_element_of_an_argument_is_refused() -> None:
+    graph = fx.Graph()
+    graph.output((graph.call_function(getitem, (graph.placeholder("x"), 0)),))
+    with pytest.raises(PlanError, match="result 0 of a body lies in the memory of its argument 0"):
+        load(encode(graph))
+
+
 def test_a_body_with_two_results_in_one_memory_is_refused() -> None:
     graph = fx.Graph()
     halves = graph.call_function(

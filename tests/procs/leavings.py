@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -19,9 +19,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Leavings:
-    """Of all pools that keep their folders in `home`."""
+    """Of all pools that keep their folders in `home`, and zombies but for those that were `before`."""
 
     home: Path
+    before: frozenset[int] = field(default_factory=lambda: frozenset(_zombies()))
 
     def processes(self) -> list[int]:
         """Processes that have the folder among their arguments, zombies too."""
@@ -57,7 +58,7 @@ class Leavings:
             "folders": sorted(path.name for path in self.home.glob("piper-*")),
             "ports": sorted(seen.ports & {address for address, _ in _listening()}),
             "shared memory": [n for n in os.listdir("/dev/shm") if _of(seen.pids, n)],
-            "zombies": _zombies(),
+            "zombies": [pid for pid in _zombies() if pid not in self.before],
         }
         return {what: left for what, left in found.items() if left}
 

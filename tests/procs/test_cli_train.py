@@ -93,16 +93,26 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_ctrl_c_says_where_it_was_and_leaves_nobody() -> None:
-    process = _piper("train", FILE, *TWO, "--steps", "100000")
+@pytest.mark.parametrize("background", [False, True])
+def test_ctrl_c_says_where_it_was_and_leaves_nobody(background: bool) -> None:
+    """Also as a background job, which a shell starts with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if background else None
+    try:
+        process = _piper("train", FILE, *TWO, "--steps", "100000")
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
     assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("step      2/"):
-            break
-    children = _children(process.pid)
-    assert len(children) == 2
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        for line in process.stdout:
+            if line.startswith("step      2/"):
+                break
+        children = _children(process.pid)
+        assert len(children) == 2
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "interrupted after step " in errors and "Traceback" not in errors
     deadline = time.monotonic() + 20

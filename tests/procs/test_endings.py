@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,11 +54,8 @@ def test_nothing_is_left_of_a_driver(
         text=True,
         process_group=0,  # as a shell gives its foreground job
     )
-    with driver:
-        assert driver.stdout is not None
-        for line in driver.stdout:
-            if line.strip() == moment:
-                break
+    with _ended(driver):
+        _await(driver, moment)
         while len(leavings.processes()) < 2:
             time.sleep(0.02)
         seen = leavings.seen()
@@ -76,6 +75,84 @@ def test_nothing_is_left_of_a_driver(
         assert noise == ""
         # Before they can look, workers have to import torch.
         leavings.assert_none(seen, within=NOTICE if moment == "step" else 60)
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """No process outlives its test, whatever becomes of that."""
+    with process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def _await(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    for printed in process.stdout:
+        if printed.strip() == line:
+            return
+    raise AssertionError(f"no line {line!r}")
+
+
+def _ignored(pid: int) -> set[signal.Signals]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [mask] = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn")]
+    return {number for number in signal.Signals if mask >> (number - 1) & 1}
+
+
+BACKGROUND_SIGNALS = ("INT", "QUIT", "TERM", "HUP")
+BACKGROUND = (
+    f"trap '' {' '.join(BACKGROUND_SIGNALS)}" + '; exec "$0" "$@"'
+)  # as shells and nohup do
+
+
+def test_workers_of_a_background_job_heed_signals(leavings: Leavings, tmp_path: Path) -> None:
+    """But Ctrl-C, which is their driver's, and what nohup is for."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    driver = subprocess.Popen(
+        ["sh", "-c", BACKGROUND, sys.executable, str(script)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    with _ended(driver):
+        _await(driver, "step")
+        seen = leavings.seen()
+        assert len(seen.pids) == 2
+        for pid in seen.pids:
+            ignored = _ignored(pid) & {signal.Signals[f"SIG{n}"] for n in BACKGROUND_SIGNALS}
+            assert ignored == {signal.SIGINT, signal.SIGHUP}
+    leavings.assert_none(seen, within=NOTICE)
+
+
+def test_tests_of_a_background_job_interrupt_what_they_start(tmp_path: Path) -> None:
+    (tmp_path / "test_inner.py").write_text(
+        "import signal, subprocess, sys\n"
+        "def test_child():\n"
+        "    code = 'import signal; print(signal.getsignal(signal.SIGINT).__name__)'\n"
+        "    found = subprocess.check_output([sys.executable, '-c', code], text=True)\n"
+        "    assert found == 'default_int_handler\\n'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path)]
+    done = subprocess.run(
+        ["sh", "-c", BACKGROUND, *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_zombie_of_an_earlier_test_is_not_counted(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as earlier, subprocess.Popen(["cat"], stdin=-1) as later:
+        os.waitid(os.P_PID, earlier.pid, os.WEXITED | os.WNOWAIT)
+        leavings = Leavings(tmp_path)
+        leavings.assert_none(Seen())
+        assert later.stdin is not None
+        later.stdin.close()
+        os.waitid(os.P_PID, later.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(AssertionError, match=f"'zombies': .{later.pid}"):
+            leavings.assert_none(Seen())
 
 
 def test_a_run_that_nobody_closes_ends_with_its_script(leavings: Leavings, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def taken_in(plan: Plan) -> set[str]:
     """Uses of memory that the strategy has cut already."""
     level = min((bucket.zero for bucket in plan.buckets), default=0)
     found = {use for use, needed in _ZERO.items() if level >= needed}
-    if any(record.call.name == "recompute" for record in plan.history):
+    if any(record.directive.kind == "recompute" for record in plan.history):
         found.add("saved")
     return found
 

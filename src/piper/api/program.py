@@ -8,12 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
-from piper.compiler.driver import Scheduled, Settings, lower, refine
+from piper.compiler.driver import Scheduled, Settings, foresee, lower
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
-from piper.directives.schedule import Rewrite, Schedule
+from piper.directives.schedule import Schedule
 from piper.errors import PlanError
-from piper.frontend.build import build_graph
 from piper.frontend.capture import Step
 from piper.frontend.stage_choice import StageCut
 from piper.ir.byte_sizes import parse_size
@@ -23,8 +22,7 @@ from piper.ir.history import History, Record
 from piper.ir.serial import graph_to_json
 from piper.ir.well_formed import verify
 from piper.passes.buckets import Bucketed
-from piper.passes.lower import data_axes
-from piper.passes.preview import Foreseen, foresee, preview_text
+from piper.passes.preview import Foreseen, foreseen_in, preview_text
 from piper.plan.types import Optimizer
 from piper.runtime.factory import Factory, resolve_optimizer
 
@@ -44,8 +42,7 @@ def trace(
     Untagged code joins a region of the tag `stages`.
     """
     source = Source(make_model, example_batch, step, stages=stages)
-    _, traced = source.at(source.batch_size)
-    graph = build_graph(traced)
+    graph = source.graph()
     verify(graph)
     return Program(source, graph)
 
@@ -58,22 +55,20 @@ class Program:
         source: Source,
         graph: Graph,
         history: Sequence[Record] = (),
-        rewrites: Sequence[Rewrite] = (),
         stages: StageCut | None = None,
     ) -> None:
         self.source = source
         self.graph = graph
         self.history = History(history)
-        self.rewrites = tuple(rewrites)
         self.stages = stages
 
     def apply(self, strategy: Strategy) -> Program:
         """The program after all directives of a strategy."""
         stages = Stages(self.source, self.stages)
-        schedule = Schedule(self.graph, self.history, self.rewrites, stages=stages)
+        schedule = Schedule(self.graph, self.history, stages=stages)
         strategy(schedule)
         graph = schedule.finish()
-        return Program(self.source, graph, schedule.history, schedule.rewrites, stages.cut)
+        return Program(self.source, graph, schedule.history, stages.cut)
 
     def history_as_code(self) -> str:
         """The directives so far as a strategy that can be pasted."""
@@ -85,16 +80,13 @@ class Program:
     def to_json(self) -> bytes:
         return graph_to_json(self.graph)
 
-    def preview(self) -> str:
-        """The communication that each directive will cause, without lowering anything."""
-        return preview_text(self.foreseen(), self.history)
+    def preview(self, *, clip: float | None = None) -> str:
+        """The communication that each directive will cause, without any code; `clip` as in `lower`."""
+        return preview_text(self.foreseen(clip=clip), self.history)
 
-    def foreseen(self) -> list[Foreseen]:
+    def foreseen(self, *, clip: float | None = None) -> list[Foreseen]:
         """The same as data."""
-        scheduled = self._scheduled
-        graph, traced = refine(scheduled, self.source)
-        specs = {name: value.spec for name, value in traced.values.items()}
-        return foresee(graph, specs, scheduled.calls, data_axes=data_axes(graph))
+        return foreseen_in(foresee(self._scheduled, clip=clip))
 
     def diff(self, other: Program) -> str:
         """What differs in the plan of another program; empty if nothing does."""
@@ -145,4 +137,4 @@ class Program:
 
     @property
     def _scheduled(self) -> Scheduled:
-        return Scheduled(self.source, self.graph, tuple(self.history), self.rewrites, self.stages)
+        return Scheduled(self.source, self.graph, tuple(self.history), self.stages)

@@ -25,12 +25,10 @@ def roots_of(graph: fx.Graph) -> Roots:
     """
     roots: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in graph.nodes:
-        if node.target is operator.getitem and node.all_input_nodes:
-            [source, *_] = node.all_input_nodes
-            roots[node] = roots[source] - {source} or frozenset({node})
-        else:
-            shared = [roots[other] for other in _sharing(node)]
-            roots[node] = frozenset().union(*shared) or frozenset({node})
+        shared = frozenset().union(*(roots[other] for other in _sharing(node)))
+        if node.target is operator.getitem:
+            shared -= {n for n in node.all_input_nodes if _gives_several(n)}
+        roots[node] = shared or frozenset({node})
     return roots
 
 
@@ -56,10 +54,21 @@ def refuse_shared_memory(graph: fx.Graph) -> None:
 
 def _sharing(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments that a call's result shares memory with."""
+    if node.target is operator.getitem:
+        yield from node.all_input_nodes
+        return
     yield from _aliased(node)
     mine = _storage(node)
     if mine is not None:
         yield from (other for other in node.all_input_nodes if _storage(other) == mine)
+
+
+def _gives_several(node: fx.Node) -> bool:
+    """Whether an operator gives a row of tensors, which lie in memory of their own unless it says so."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    returns = node.target._schema.returns
+    return len(returns) > 1 or isinstance(returns[0].type, torch._C.ListType)
 
 
 def _aliased(node: fx.Node) -> Iterator[fx.Node]:

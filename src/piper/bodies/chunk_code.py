@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.plan.body_spec import TensorSpec
+from piper.ir.tensor_type import TensorType
 
 
 @dataclass(frozen=True)
 class ChunkInput:
     """One input of a chunk: `param` marks parameters, `grad` that its gradient is wanted."""
 
-    spec: TensorSpec
+    spec: TensorType
     param: bool
     requires_grad: bool
     grad: bool
@@ -31,7 +31,7 @@ class ChunkCode:
     graph: fx.Graph
     constants: dict[str, torch.Tensor]
     inputs: tuple[ChunkInput, ...]
-    outputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorType, ...]
     tangents: tuple[int, ...]
 
     @cached_property
@@ -79,8 +79,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    """Shape and dtype of a fake tensor; a symbolic dim 0 is dynamic, with its hint as size."""
+def spec_of(tensor: torch.Tensor) -> TensorType:
+    """The type of a fake tensor; a symbolic dim 0 depends on the data, and its hint is a bound."""
     dynamic = bool(tensor.dim()) and not isinstance(tensor.shape[0], int)
     shape = tuple(n if isinstance(n, int) else int(n.node.hint) for n in tensor.shape)
-    return TensorSpec(shape, dtype_name(tensor.dtype), dynamic)
+    return TensorType(shape, dtype_name(tensor.dtype), shape[0] if dynamic else None)

@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.operators import draws_random
 from piper.errors import TraceError
-from piper.plan.body_spec import TensorSpec
 
 Run = Callable[..., tuple[Tensor, ...]]
 
@@ -91,7 +90,7 @@ def fake_inputs(code: ChunkCode, device: str) -> tuple[list[Tensor], FakeTensorM
     for given in code.inputs:
         spec = given.spec
         shape: tuple[Any, ...] = spec.shape
-        if spec.dynamic:
+        if spec.bound is not None:
             if spec.shape[0] not in rows:
                 rows[spec.shape[0]] = _symbolic_size(mode, spec.shape[0])
             shape = (rows[spec.shape[0]], *spec.shape[1:])
@@ -198,7 +197,3 @@ def _check_no_generator(joint: Joint) -> None:
                 f"{node.target} draws random numbers in a way that cannot be keyed",
                 legal="the same operation made of dropout, bernoulli, rand and the like",
             )
-
-
-def dynamic(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(spec.shape, spec.dtype, True)

@@ -278,7 +278,7 @@ class _Cut:
     def _zeros(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node], given: ChunkInput) -> fx.Node:
         first = next(iter(self.tangents))
         shape: list[int | fx.Node] = [*given.spec.shape]
-        if given.spec.dynamic:
+        if given.spec.bound is not None:
             shape[0] = graph.call_function(torch.ops.aten.sym_size.int, (copies[first], 0))
         dtype = {"dtype": getattr(torch, given.spec.dtype)}
         return graph.call_function(torch.ops.aten.new_zeros.default, (copies[first], shape), dtype)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.expert_ops import permute_rows
-from piper.bodies.joint import Run, dynamic, runner
+from piper.bodies.joint import Run, runner
 from piper.errors import TraceError
-from piper.plan.body_spec import TensorSpec
+from piper.ir.tensor_type import TensorType
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Routing:
     rows: tuple[int, ...]
 
 
+def bounded(rows: TensorType, num_ranks: int) -> TensorType:
+    """Rows as they arrive: all ranks may send theirs to one."""
+    return TensorType(rows.shape, rows.dtype, rows.shape[0] * num_ranks)
+
+
 def route(code: ChunkCode, routing: Routing, *, device: str) -> tuple[ChunkCode, Run]:
     """The code as one rank sees it, and the function to trace for it."""
     num_experts = code.inputs[routing.counts].spec.shape[0] // routing.num_ranks
@@ -35,11 +40,11 @@ def route(code: ChunkCode, routing: Routing, *, device: str) -> tuple[ChunkCode,
     for index, given in enumerate(code.inputs):
         spec = given.spec
         if index == routing.counts:
-            spec = TensorSpec((routing.num_ranks, num_experts), spec.dtype)
+            spec = TensorType((routing.num_ranks, num_experts), spec.dtype)
         elif index in routing.rows:
-            spec = dynamic(spec)
+            spec = bounded(spec, routing.num_ranks)
         elif given.param:
-            spec = TensorSpec((num_experts, *spec.shape[1:]), spec.dtype)
+            spec = TensorType((num_experts, *spec.shape[1:]), spec.dtype)
         inputs.append(replace(given, spec=spec))
     inner = runner(code, device=device)
 
@@ -65,5 +70,5 @@ def route(code: ChunkCode, routing: Routing, *, device: str) -> tuple[ChunkCode,
             ) from error
         return tuple(permute_rows(result, inverse, order) for result in results)
 
-    outputs = tuple(dynamic(spec) for spec in code.outputs)
+    outputs = tuple(bounded(spec, routing.num_ranks) for spec in code.outputs)
     return replace(code, inputs=tuple(inputs), outputs=outputs), run

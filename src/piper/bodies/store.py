@@ -14,9 +14,10 @@ from piper.bodies.codec import load as load
 from piper.bodies.flops import operator_flops
 from piper.bodies.joint import trace_joint
 from piper.bodies.partition import Half, Recompute, partition
-from piper.bodies.routed import Routing, route
+from piper.bodies.routed import Routing, bounded, route
 from piper.bodies.row_wise import refuse_mixed_rows
-from piper.plan.body_spec import BodySpec, ChunkBodies, TensorSpec
+from piper.ir.tensor_type import TensorType
+from piper.plan.body_spec import BodySpec, ChunkBodies
 
 
 class BodyStore:
@@ -68,8 +69,8 @@ class BodyStore:
         }
         return ChunkBodies(
             by_phase={phase: self._spec(h, constants) for phase, h in halves.items() if h},
-            saved=_specs(parts.forward, "saved"),
-            kept=_specs(parts.input_half, "kept"),
+            saved=_types(parts.forward, "saved", routing),
+            kept=_types(parts.input_half, "kept", routing),
             outputs=code.outputs,
             grads={i: given.spec for i, given in enumerate(code.inputs) if given.grad},
         )
@@ -80,12 +81,14 @@ class BodyStore:
         return BodySpec(name, tuple(half.inputs), tuple(half.outputs), flops(half.graph))
 
 
-def _specs(half: Half | None, kind: str) -> tuple[TensorSpec, ...]:
+def _types(half: Half | None, kind: str, routing: Routing | None) -> tuple[TensorType, ...]:
     """What a half hands on to a later one."""
     if half is None:
         return ()
     num = sum(ref.kind == kind for ref in half.outputs)
-    return tuple(spec_of(node.meta["val"]) for node in half.results[len(half.results) - num :])
+    types = [spec_of(node.meta["val"]) for node in half.results[len(half.results) - num :]]
+    ranks = routing.num_ranks if routing else 1
+    return tuple(bounded(t, ranks) if t.bound is not None else t for t in types)
 
 
 def flops(graph: fx.Graph) -> float:

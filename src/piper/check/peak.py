@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from piper.check.parties import Party, World
-from piper.ir.values import Value, accumulation_dtype, dtype_bytes
+from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.types import PERSISTENT, Optimizer, Slot
 
@@ -123,7 +123,7 @@ class _Ledger:
 def slot_bytes(slot: Slot) -> int:
     if slot.kind == "host":
         return 0
-    return Value(slot.name, "activation", slot.shape, slot.dtype, bound=slot.bound).bound_nbytes
+    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes
 
 
 def state_bytes(slot: Slot, optimizer: Optimizer) -> int:

@@ -73,8 +73,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from piper.runtime.launch.signals import default_signals
     from piper.runtime.launch.torchrun import under_torchrun
 
+    default_signals()
     module = load_file(arguments.file, "model", "batch", "step")
     options = launch_options(arguments)
     if arguments.launch != "torchrun" or under_torchrun():

@@ -13,11 +13,11 @@ from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
 from piper.check import Report, check_plan
+from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.directives.complete import complete
-from piper.directives.schedule import Rewrite
+from piper.directives.replay_history import replay_history
 from piper.errors import Call
-from piper.frontend.build import build_graph
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced
 from piper.ir.graph import Graph
@@ -28,12 +28,11 @@ from piper.mesh import Mesh
 from piper.passes.buckets import Bucketed
 from piper.passes.early_messages import early_messages
 from piper.passes.emit import emit
+from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import data_axes, local_rows, lower_graph
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.types import Optimizer, Plan, RankClass
-
-_OF_BACKWARDS = ("order", "recompute")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class Scheduled:
     source: Source
     graph: Graph
     history: tuple[Record, ...]
-    rewrites: tuple[Rewrite, ...]
     stages: StageCut | None
 
     @property
@@ -87,14 +85,21 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     calls = scheduled.calls
     rows = local_rows(logical, scheduled.source.batch_size, calls)
     cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), scheduled.stages)
+    local = source.local(rows, cuts)
     if cuts.pieces or source is not scheduled.source:
-        _, traced = source.at(source.batch_size, cuts)
-        logical = build_graph(traced)
-        for call, rewrite in zip(calls, scheduled.rewrites, strict=True):
-            if source.training or call.name not in _OF_BACKWARDS:
-                logical = rewrite(logical)
-        logical = complete(logical, calls)
-    return logical, source.local(rows, cuts)
+        logical = source.graph(cuts)
+        logical = replay_history(logical, scheduled.history, training=source.training)
+    return fit_types(logical, local), local
+
+
+def foresee(scheduled: Scheduled, *, clip: float | None = None) -> Graph:
+    """The physical graph as far as it can be known without bodies: its Comms are those of lowering, but
+    gathers of parameters, which are at most so many."""
+    logical, _ = refine(scheduled, scheduled.source)
+    bodies = foreseen_bodies(logical)
+    with _no_collections():
+        graph, _ = lower_graph(logical, bodies=bodies, flops={}, calls=scheduled.calls, clip=clip)
+    return graph
 
 
 def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None = None) -> Lowered:
@@ -119,11 +124,9 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         flops.update((body.hash, body.flops) for body in found.by_phase.values())
         return found
 
-    specs = {name: value.spec for name, value in traced.values.items()}
     graph, bucketed = lower_graph(
         logical,
         bodies=bodies,
-        specs=specs,
         flops=flops,
         calls=scheduled.calls,
         device=device,

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from piper.bodies.leaves import batch_leaves
 from piper.bodies.store import BodyStore
 from piper.errors import TraceError
+from piper.frontend.batch_layouts import batch_layouts
+from piper.frontend.build import build_graph
 from piper.frontend.capture import Capture, Step, alike, capture, first_difference
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
+from piper.ir.graph import Graph
 from piper.plan.types import BatchLeaf, ModelTensor
 
 if TYPE_CHECKING:
@@ -123,6 +126,21 @@ class Source:
             )
             self._traced[rows, cuts] = traced
         return found, self._traced[rows, cuts]
+
+    def graph(self, cuts: Cuts = UNCUT, *, like: Traced | None = None) -> Graph:
+        """The logical graph before any directive. Which dims carry rows is seen by comparison with the
+        program at another size: `like`, or one of twice the batch."""
+        _, traced = self.at(self.batch_size, cuts)
+        other = like or self._larger(traced, cuts)
+        return build_graph(traced, batch_layouts(traced, other))
+
+    def _larger(self, traced: Traced, cuts: Cuts) -> Traced | None:
+        """The program at twice the size, if it is the same program there."""
+        try:
+            _, larger = self.at(2 * self.batch_size, cuts)
+        except TraceError:
+            return None
+        return larger if _structure(larger) == _structure(traced) else None
 
     def local(self, rows: int, cuts: Cuts = UNCUT) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""

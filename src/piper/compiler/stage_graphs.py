@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from piper.compiler.source import Cuts, Source
 from piper.errors import Call
-from piper.frontend.build import build_graph
 from piper.frontend.stage_choice import StageCut, choose_stages
 from piper.ir.graph import Graph
 from piper.ir.well_formed import verify
@@ -25,7 +24,6 @@ class Stages:
         rows = self.source.batch_size
         capture = self.source.captured(rows)
         self.cut = choose_stages(capture, tag, num, costs=costs, call=call)
-        _, traced = self.source.at(rows, Cuts(stages=self.cut))
-        graph = build_graph(traced)
+        graph = self.source.graph(Cuts(stages=self.cut))
         verify(graph)
         return graph

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from typing import ClassVar
 
 import msgspec
 
 from piper.errors import Call, CutError
+from piper.ir.directive import Directive, Site
 from piper.ir.graph import Graph
 
 _MAY_PRECEDE = ("mesh", "stream")
 
 
-def cut(
-    graph: Graph,
-    tag: str,
-    num: int,
-    *,
-    stages: Callable[[], Graph],
-    before: Sequence[Call],
-    call: Call,
-) -> Graph:
+class Cut(Directive, frozen=True):
     """Cut the model into `num` stages of about equal cost and tag them `tag`=0, 1, ...
 
     A stage begins where a module begins. Costs of forward and backward are estimated from flops and
@@ -41,25 +35,40 @@ def cut(
         >>> s.tags["PP"]
         [0, 1]
     """
-    if tag in graph.tag_values or tag in ("phase", "comm"):
-        count = len(graph.tag_values.get(tag, ()))
-        raise CutError(
-            f"the tag {tag!r} is taken",
-            call=call,
-            requirement=1,
-            details=[f"the model has {count} regions with it"] if count else [],
-            legal="a tag that no node has",
-        )
-    if not isinstance(num, int) or num < 1:
-        raise CutError(
-            f"cannot cut into {num} stages", call=call, requirement=2, legal="at least 1 stage"
-        )
-    early = [other for other in before if other.name not in _MAY_PRECEDE]
-    if early:
-        raise CutError(
-            f"{early[0]} comes before it",
-            call=call,
-            requirement=3,
-            legal="cut right after mesh and stream, before what selects its stages",
-        )
-    return msgspec.structs.replace(stages(), mesh=graph.mesh, streams=graph.streams)
+
+    tag: str
+    num: int
+    costs: Mapping[str, float] | None = None
+    recuts: ClassVar[bool] = True
+
+    def rewrite(self, graph: Graph, site: Site) -> Graph:
+        self._check(graph, site.call)
+        early = [r.call for r in site.before if r.directive.kind not in _MAY_PRECEDE]
+        if early:
+            raise CutError(
+                f"{early[0]} comes before it",
+                call=site.call,
+                requirement=3,
+                legal="cut right after mesh and stream, before what selects its stages",
+            )
+        assert site.stages is not None, "only a program can be cut"
+        cut = site.stages(self.tag, self.num, costs=self.costs, call=site.call)
+        return msgspec.structs.replace(cut, mesh=graph.mesh, streams=graph.streams)
+
+    def _check(self, graph: Graph, call: Call) -> None:
+        if self.tag in graph.tag_values or self.tag in ("phase", "comm"):
+            count = len(graph.tag_values.get(self.tag, ()))
+            raise CutError(
+                f"the tag {self.tag!r} is taken",
+                call=call,
+                requirement=1,
+                details=[f"the model has {count} regions with it"] if count else [],
+                legal="a tag that no node has",
+            )
+        if not isinstance(self.num, int) or self.num < 1:
+            raise CutError(
+                f"cannot cut into {self.num} stages",
+                call=call,
+                requirement=2,
+                legal="at least 1 stage",
+            )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from piper.errors import AxisError, Call, MeshError, did_you_mean
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node, Owner
-from piper.ir.values import Value, layout_under
+from piper.ir.values import GIVEN, Value, made_along
 
 
 def axes_of(graph: Graph, over: str | tuple[str, ...], *, call: Call) -> tuple[str, ...]:
@@ -39,11 +39,18 @@ def check_stream(graph: Graph, stream: str, *, call: Call) -> str:
 
 
 def own(
-    graph: Graph, names: Iterable[str], axes: tuple[str, ...], like: Owner, *, call: Call
+    graph: Graph,
+    names: Iterable[str],
+    axes: tuple[str, ...],
+    like: Owner,
+    *,
+    call: Call,
+    counts: Callable[[Chunk], str] | None = None,
 ) -> Graph:
     """Make a directive the owner of `axes` on these chunks, and lay their Values out accordingly.
 
-    `like` is the owner of each axis but for its name.
+    `like` is the owner of each axis but for its name; `counts` names those of a chunk's rows, where
+    experts are shared.
     """
     nodes: dict[str, Node] = {}
     values: dict[str, Value] = {}
@@ -63,9 +70,8 @@ def own(
         nodes[name] = msgspec.structs.replace(node, owners=(*node.owners, *added))
         for value in _laid_out(graph, node):
             known = values.get(value, graph.values[value])
-            layout = dict(known.layout) | {
-                axis: layout_under(known.role, like.how) for axis in axes
-            }
+            made = made_along(known, like.shares, counts(node) if counts else "")
+            layout = dict(known.layout) | dict.fromkeys(axes, made)
             if known.role == "param" and any(layout[a] != b for a, b in known.layout):
                 raise AxisError(
                     f"{value} would be both whole and split along {', '.join(axes)}",
@@ -74,11 +80,12 @@ def own(
                     details=[f"{name} shares it with a chunk that has another owner of the axis"],
                     legal="parameters that only one kind of region reads",
                 )
-            values[value] = msgspec.structs.replace(known, layout=tuple(layout.items()))
+            ordered = tuple((axis, layout[axis]) for axis in graph.mesh.names if axis in layout)
+            values[value] = msgspec.structs.replace(known, layout=ordered)
     return graph.replacing(nodes, values)
 
 
 def _laid_out(graph: Graph, node: Chunk) -> list[str]:
     """The Values whose layout a chunk decides: what it makes, and what only it is given."""
-    given = [v for v in node.inputs if graph.values[v].role in ("param", "buffer", "batch")]
-    return [*node.outputs, *given]
+    given = [v for v in node.inputs if graph.values[v].role in GIVEN]
+    return [*(v for v in node.outputs if graph.values[v].role != "saved"), *given]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
-from piper.errors import Call, RecomputeError
+from piper.errors import RecomputeError
+from piper.ir.directive import Selecting, Site
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node
-from piper.ir.select import Selector, select
+from piper.ir.select import select
 
 Keep = Literal["nothing", "expensive"]
 
 
-def recompute(graph: Graph, selector: Selector, *, keep: Keep, origin: int, call: Call) -> Graph:
+class Recompute(Selecting, frozen=True, kw_only=True):
     """Drop what the selected chunks save for their backwards; a backward computes it again.
 
     `keep="nothing"` keeps a chunk's inputs only; `keep="expensive"` also the results of matrix
@@ -34,17 +35,28 @@ def recompute(graph: Graph, selector: Selector, *, keep: Keep, origin: int, call
         >>> s.graph.nodes["F[PP=0.0]"].recompute
         'expensive'
     """
-    if selector.phase or selector.comm:
-        raise RecomputeError(
-            f"{selector} names a phase", call=call, requirement=1, legal="where() of tags alone"
-        )
-    if keep not in ("nothing", "expensive"):
-        raise RecomputeError(
-            f"keep={keep!r}", call=call, requirement=2, legal='keep="nothing" or keep="expensive"'
-        )
-    changed: dict[str, Node] = {}
-    for name in select(graph, selector, call=call):
-        node = graph.nodes[name]
-        if isinstance(node, Chunk):
-            changed[name] = msgspec.structs.replace(node, recompute=keep)
-    return graph.replacing(changed)
+
+    keep: Keep = "nothing"
+    of_training: ClassVar[bool] = True
+
+    def rewrite(self, graph: Graph, site: Site) -> Graph:
+        if self.selector.phase or self.selector.comm:
+            raise RecomputeError(
+                f"{self.selector} names a phase",
+                call=site.call,
+                requirement=1,
+                legal="where() of tags alone",
+            )
+        if self.keep not in ("nothing", "expensive"):
+            raise RecomputeError(
+                f"keep={self.keep!r}",
+                call=site.call,
+                requirement=2,
+                legal='keep="nothing" or keep="expensive"',
+            )
+        changed: dict[str, Node] = {}
+        for name in select(graph, self.selector, call=site.call):
+            node = graph.nodes[name]
+            if isinstance(node, Chunk):
+                changed[name] = msgspec.structs.replace(node, recompute=self.keep)
+        return graph.replacing(changed)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from piper.directives.owning import axes_of, check_stream, own
 from piper.errors import AxisError, Call
 from piper.ir.byte_sizes import parse_size
+from piper.ir.directive import Selecting, Site
 from piper.ir.graph import Graph
 from piper.ir.nodes import Owner
-from piper.ir.select import Selector, select
+from piper.ir.select import select
 
 REDUCE_STREAM, GATHER_STREAM = "reduce", "gather"
 BUCKET_SIZE = (
@@ -15,20 +16,7 @@ BUCKET_SIZE = (
 )  # bytes of parameters that are reduced or gathered at once under ZeRO 2 and 3
 
 
-def replicate(
-    graph: Graph,
-    selector: Selector,
-    *,
-    over: str | tuple[str, ...],
-    zero: int,
-    bucket_size: int | str | None,
-    prefetch: int,
-    reuse: int,
-    reduce_stream: str | None,
-    gather_stream: str | None,
-    origin: int,
-    call: Call,
-) -> Graph:
+class Replicate(Selecting, frozen=True, kw_only=True):
     """Copy the selected chunks' parameters to every rank along `over`; the batch is shared out.
 
     With `zero` each rank keeps only its part of the optimizer state (1), also of the gradients (2),
@@ -53,36 +41,54 @@ def replicate(
     Example:
         >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"), zero=2)
         >>> s.graph.values["$d.stages.0.mlp.weight/2"].layout
-        (('dp', 'partial'), ('ep', 'partial'))
+        (('dp', Partial()), ('ep', Partial()))
     """
-    for name, value, good in (
-        ("zero", zero, zero in (0, 1, 2, 3)),
-        ("prefetch", prefetch, isinstance(prefetch, int) and prefetch >= 0),
-        ("reuse", reuse, isinstance(reuse, int) and reuse >= 1),
-    ):
-        if not good:
-            raise AxisError(
-                f"{name}={value}",
-                call=call,
-                requirement=3,
-                legal="zero=0, 1, 2 or 3, prefetch=0 or more, reuse=1 or more",
-            )
-    axes = axes_of(graph, over, call=call)
-    names = select(graph, selector, call=call)
-    reducing = check_stream(graph, reduce_stream, call=call) if reduce_stream else REDUCE_STREAM
-    gathering = check_stream(graph, gather_stream, call=call) if gather_stream else GATHER_STREAM
-    size = BUCKET_SIZE if zero > 1 else None
-    if bucket_size is not None:
-        size = parse_size(bucket_size, call=call, requirement=4)
-    owner = Owner(
-        axis="",
-        how="replicate",
-        stream=reducing,
-        origin=origin,
-        bucket_size=size,
-        zero=zero,
-        prefetch=prefetch,
-        reuse=reuse,
-        gather_stream=gathering,
-    )
-    return own(graph, names, axes, owner, call=call)
+
+    over: str | tuple[str, ...]
+    zero: int = 0
+    reduce_stream: str | None = None
+    gather_stream: str | None = None
+    bucket_size: int | str | None = None
+    prefetch: int = 1
+    reuse: int = 1
+
+    def rewrite(self, graph: Graph, site: Site) -> Graph:
+        self._check_numbers(site.call)
+        axes = axes_of(graph, self.over, call=site.call)
+        names = select(graph, self.selector, call=site.call)
+        owner = Owner(
+            axis="",
+            how="replicate",
+            shares="batch",
+            stream=_stream(graph, self.reduce_stream, REDUCE_STREAM, site.call),
+            origin=site.origin,
+            bucket_size=self._bucket_bytes(site.call),
+            zero=self.zero,
+            prefetch=self.prefetch,
+            reuse=self.reuse,
+            gather_stream=_stream(graph, self.gather_stream, GATHER_STREAM, site.call),
+        )
+        return own(graph, names, axes, owner, call=site.call)
+
+    def _check_numbers(self, call: Call) -> None:
+        for name, value, good in (
+            ("zero", self.zero, self.zero in (0, 1, 2, 3)),
+            ("prefetch", self.prefetch, isinstance(self.prefetch, int) and self.prefetch >= 0),
+            ("reuse", self.reuse, isinstance(self.reuse, int) and self.reuse >= 1),
+        ):
+            if not good:
+                raise AxisError(
+                    f"{name}={value}",
+                    call=call,
+                    requirement=3,
+                    legal="zero=0, 1, 2 or 3, prefetch=0 or more, reuse=1 or more",
+                )
+
+    def _bucket_bytes(self, call: Call) -> int | None:
+        if self.bucket_size is None:
+            return BUCKET_SIZE if self.zero > 1 else None
+        return parse_size(self.bucket_size, call=call, requirement=4)
+
+
+def _stream(graph: Graph, stream: str | None, default: str, call: Call) -> str:
+    return check_stream(graph, stream, call=call) if stream else default

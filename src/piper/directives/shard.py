@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from urllib.parse import unquote
 
 from piper.directives.owning import axes_of, check_stream, own
 from piper.errors import Call, ShardError
+from piper.ir.directive import Selecting, Site
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Owner
-from piper.ir.routing import expert_form
-from piper.ir.select import Selector, select
+from piper.ir.routing import counts_of, expert_form
+from piper.ir.select import select
 
 DEFAULT_STREAM = "exchange"
 
 
-def shard(
-    graph: Graph,
-    selector: Selector,
-    *,
-    over: str | tuple[str, ...],
-    stream: str | None,
-    origin: int,
-    call: Call,
-) -> Graph:
+class Shard(Selecting, frozen=True, kw_only=True):
     """Give each rank along `over` its part of the selected regions' experts.
 
     Requires:
@@ -40,18 +34,25 @@ def shard(
     Example:
         >>> s.shard(where(EP="*"), over="ep")
         >>> s.graph.values["stages.0.moe.experts.up"].layout
-        (('ep', 'split(0)'),)
+        (('ep', Split(dim=0)),)
     """
-    axes = axes_of(graph, over, call=call)
-    names = select(graph, selector, call=call)
-    size = graph.mesh.size_of(axes)
-    for name in names:
-        node = graph.nodes[name]
-        assert isinstance(node, Chunk)
-        if node.phase == "F":
-            _check_form(graph, node, size, call)
-    stream = check_stream(graph, stream, call=call) if stream else DEFAULT_STREAM
-    return own(graph, names, axes, Owner("", "shard", stream, origin), call=call)
+
+    over: str | tuple[str, ...]
+    stream: str | None = None
+
+    def rewrite(self, graph: Graph, site: Site) -> Graph:
+        call = site.call
+        axes = axes_of(graph, self.over, call=call)
+        names = select(graph, self.selector, call=call)
+        size = graph.mesh.size_of(axes)
+        for name in names:
+            node = graph.nodes[name]
+            assert isinstance(node, Chunk)
+            if node.phase == "F":
+                _check_form(graph, node, size, call)
+        stream = check_stream(graph, self.stream, call=call) if self.stream else DEFAULT_STREAM
+        owner = Owner("", "shard", "experts", stream, site.origin)
+        return own(graph, names, axes, owner, call=call, counts=partial(counts_of, graph))
 
 
 def _check_form(graph: Graph, node: Chunk, size: int, call: Call) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from piper.errors import Call, SplitError
-from piper.ir.graph import Graph, Split
+from piper.ir import graph as ir
+from piper.ir.directive import Selecting, Site
+from piper.ir.graph import Graph
+from piper.ir.layouts import Layouts, Routed
+from piper.ir.layouts import Split as SplitLayout
 from piper.ir.nodes import Chunk, Node
-from piper.ir.select import Selector, select
+from piper.ir.select import select
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Value
 
 _SHARED = ("param", "buffer", "constant")  # one for all microbatches
 
 
-def split(
-    graph: Graph, selector: Selector, tag: str, num: int, *, origin: int, call: Call
-) -> Graph:
+class Split(Selecting, frozen=True):
     """Cut the batch into `num` microbatches and tag the copies `tag`=0, 1, ...
 
     Requires:
@@ -31,36 +34,69 @@ def split(
         >>> [name for name in s.graph.nodes if name.startswith("F[PP=0,EP=0")]
         ['F[PP=0,EP=0,MB=0]', 'F[PP=0,EP=0,MB=1]']
     """
-    names = select(graph, selector, call=call)
-    if len(names) != len(graph.nodes):
-        missed = next(name for name in graph.nodes if name not in set(names))
-        raise SplitError(
-            f"{selector} leaves out {missed}", call=call, requirement=1, legal="where()"
+
+    tag: str
+    num: int
+
+    def rewrite(self, graph: Graph, site: Site) -> Graph:
+        self._check(graph, site.call)
+        shared = {name for name, value in graph.values.items() if value.role in _SHARED}
+        nodes: dict[str, Node] = {}
+        values: dict[str, Value] = {name: graph.values[name] for name in shared}
+        types = {name: _microbatch(value, self.num) for name, value in graph.values.items()}
+        for index in range(self.num):
+            renamed = {
+                name: name if name in shared else with_tag(name, self.tag, index)
+                for name in graph.values
+            }
+            for name, value in graph.values.items():
+                if name not in shared:
+                    values[renamed[name]] = msgspec.structs.replace(
+                        value,
+                        name=renamed[name],
+                        of=renamed.get(value.of, value.of),
+                        type=types[name],
+                        layout=_renamed(value.layout, renamed),
+                    )
+            for node in graph.nodes.values():
+                copy = _copy(node, self.tag, index, renamed)
+                nodes[copy.name] = copy
+        splits = (*graph.splits, ir.Split(self.tag, self.num, site.origin))
+        return msgspec.structs.replace(
+            graph, nodes=_forwards_first(nodes), values=values, splits=splits
         )
-    if not isinstance(num, int) or num < 1 or tag in graph.tag_values or tag in ("phase", "comm"):
-        raise SplitError(
-            f"cannot split into {num} with the tag {tag!r}",
-            call=call,
-            requirement=2,
-            legal="at least 1 microbatch, and a tag that no node has",
-        )
-    shared = {name for name, value in graph.values.items() if value.role in _SHARED}
-    nodes: dict[str, Node] = {}
-    values: dict[str, Value] = {name: graph.values[name] for name in shared}
-    for index in range(num):
-        renamed = {
-            name: name if name in shared else with_tag(name, tag, index) for name in graph.values
-        }
-        for name, value in graph.values.items():
-            if name not in shared:
-                of = renamed.get(value.of, value.of)
-                values[renamed[name]] = msgspec.structs.replace(value, name=renamed[name], of=of)
-        for node in graph.nodes.values():
-            copy = _copy(node, tag, index, renamed)
-            nodes[copy.name] = copy
-    splits = (*graph.splits, Split(tag, num, origin))
-    return msgspec.structs.replace(
-        graph, nodes=_forwards_first(nodes), values=values, splits=splits
+
+    def _check(self, graph: Graph, call: Call) -> None:
+        names = select(graph, self.selector, call=call)
+        if len(names) != len(graph.nodes):
+            missed = next(name for name in graph.nodes if name not in set(names))
+            raise SplitError(
+                f"{self.selector} leaves out {missed}", call=call, requirement=1, legal="where()"
+            )
+        taken = self.tag in graph.tag_values or self.tag in ("phase", "comm")
+        if not isinstance(self.num, int) or self.num < 1 or taken:
+            raise SplitError(
+                f"cannot split into {self.num} with the tag {self.tag!r}",
+                call=call,
+                requirement=2,
+                legal="at least 1 microbatch, and a tag that no node has",
+            )
+
+
+def _microbatch(value: Value, num: int) -> TensorType:
+    """The type of one of `num` parts of a Value."""
+    dim = value.batch.dim if isinstance(value.batch, SplitLayout) else None
+    if dim is None:
+        return value.type
+    shape = (*value.shape[:dim], value.shape[dim] // num, *value.shape[dim + 1 :])
+    return msgspec.structs.replace(value.type, shape=shape)
+
+
+def _renamed(layouts: Layouts, names: dict[str, str]) -> Layouts:
+    """Layouts that name counts, with the names of one microbatch."""
+    return tuple(
+        (axis, Routed(names[layout.by]) if isinstance(layout, Routed) else layout)
+        for axis, layout in layouts
     )
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from piper.frontend.traced import Traced, TracedChunk
 from piper.ir.graph import Graph
+from piper.ir.layouts import SHARED, Layout, dual
 from piper.ir.nodes import Chunk, Node, label
-from piper.ir.values import Role, Value
+from piper.ir.tensor_type import TensorType
+from piper.ir.values import Role, Value, read_along
 
 SEED = "$one"  # the gradient of the loss with respect to itself
 
 
-def build_graph(traced: Traced) -> Graph:
+def build_graph(traced: Traced, layouts: Mapping[str, Layout]) -> Graph:
+    """`layouts` has, per traced Value, how it lies along the batch."""
     values = {
-        name: Value(name, value.role, value.spec.shape, value.spec.dtype, of=value.of)
+        name: Value(name, value.role, value.spec, batch=layouts[name], of=value.of)
         for name, value in traced.values.items()
     }
     nodes: dict[str, Node] = {}
@@ -73,7 +78,8 @@ def _gradients(
         if given.grad:
             grad = gradient_name(name, index)
             role: Role = "param_grad" if traced.values[name].role == "param" else "grad"
-            values[grad] = Value(grad, role, given.spec.shape, given.spec.dtype, of=name)
+            batch = dual(read_along(values[name], "batch", ""))
+            values[grad] = Value(grad, role, given.spec, batch=batch, of=name)
             made.append(grad)
     return tuple(made)
 
@@ -86,7 +92,8 @@ def _tangents(
     for position in chunk.code.tangents:
         name = chunk.outputs[position]
         if name == traced.loss:
-            values[SEED] = Value(SEED, "constant", (), traced.values[name].spec.dtype, of=name)
+            type = TensorType((), traced.values[name].spec.dtype)
+            values[SEED] = Value(SEED, "constant", type, batch=SHARED, of=name)
             found.append(SEED)
         found += readers.get(name, [])
     return tuple(found)

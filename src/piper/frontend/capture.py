@@ -26,18 +26,14 @@ from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.building import building, cast_parameters
+from piper.frontend.captured_nodes import callee, source_of, value_of
+from piper.frontend.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.interpret import Facts, interpret
 from piper.frontend.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
+from piper.frontend.side_effects import watching_side_effects
+from piper.frontend.state import Origin, refuse_changed_state
 
 Step = Callable[[nn.Module, Any], Any]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a placeholder of the captured graph comes from."""
-
-    role: str  # param, buffer or batch
-    name: str
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,10 @@ class Capture:
 
 
 _REFUSALS = (exc.TorchDynamoException, exc.UserError)
+_MODES = {
+    "_enter_autocast": ("autocast", "cast the model, or its inputs, to the dtype you want"),
+    "_enter_inference_mode": ("inference_mode", "torch.no_grad()"),
+}
 
 
 class _Whole(nn.Module):
@@ -106,13 +106,14 @@ def capture(
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode
     try:
-        with _quiet(), mode, building(mode), recording() as initializers:
+        with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
             model = make_model()
     except DataDependentOutputException as error:
         raise TraceError(
             f"make_model looks at the values of tensors ({error.func})",
             legal="initialisation that does not branch on values",
         ) from error
+    refuse_hooks(model)
     named = (*model.named_parameters(), *model.named_buffers())
     with mode:
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows, dtype), batch)
@@ -127,7 +128,12 @@ def capture(
                 legal="create parameters and buffers in the function given to trace",
             )
     whole = _Whole(model, step)
-    with _quiet() as said, torch.fx.traceback.preserve_node_meta(), readable_errors(_REFUSALS):
+    with (
+        _quiet() as said,
+        watching_side_effects() as effects,
+        torch.fx.traceback.preserve_node_meta(),
+        readable_errors(_REFUSALS),
+    ):
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said)
@@ -150,6 +156,8 @@ def capture(
     loss, count = _loss_and_count(results)
     with _quiet():
         facts = interpret(graph, constants, flat)
+    refuse_changed_state(origins, facts, model)
+    effects.refuse()
     if loss not in facts.flowing:
         raise TraceError("the loss does not depend on any parameter that requires a gradient")
     if not training:
@@ -214,11 +222,6 @@ def _refuse_counted_parameters(
                 stack.append(arg)
 
 
-def callee(node: fx.Node) -> str:
-    """What the user's code called."""
-    return str(getattr(node.target, "__name__", node.target))
-
-
 def _drop_dead_code(graph: fx.Graph, facts: Facts) -> None:
     """Remove what neither the results nor a change that they see depends on."""
     stack = [next(iter(reversed(graph.nodes)))]
@@ -265,21 +268,6 @@ def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
     return results[0], results[1] if len(results) == 2 else None
 
 
-def value_of(node: fx.Node) -> Any:
-    """The fake result of a captured node."""
-    return node.meta.get("example_value", node.meta.get("val"))
-
-
-def source_of(node: fx.Node) -> Source | None:
-    """The user's line that made a node."""
-    for line in reversed((node.meta.get("stack_trace") or node.stack_trace or "").splitlines()):
-        line = line.strip()
-        if line.startswith('File "') and "/torch/" not in line:
-            file, _, rest = line[len('File "') :].partition('", line ')
-            return Source(file, int(rest.split(",")[0]))
-    return None
-
-
 def first_difference(one: Capture, other: Capture) -> Source | None:
     """The user's line at which two captures of the same code part."""
     for mine, theirs in zip_longest(one.graph.nodes, other.graph.nodes):
@@ -306,11 +294,11 @@ def _remove_grad_modes(graph: fx.Graph) -> None:
         if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
             enabled = bool(node.args[0])
             graph.erase_node(node)
-        elif getattr(node.target, "__name__", "") in ("_enter_autocast", "_exit_autocast"):
+        elif getattr(node.target, "__name__", "") in _MODES:
+            mode, legal = _MODES[node.target.__name__]
             source = source_of(node)
             raise TraceError(
-                f"autocast is not supported ({source})" if source else "autocast is not supported",
-                legal="cast the model, or its inputs, to the dtype you want",
+                f"{mode} is not supported" + (f" ({source})" if source else ""), legal=legal
             )
         elif not enabled and node.op.startswith("call"):
             # Whatever runs without gradient reads, and changes, aliases that have none.

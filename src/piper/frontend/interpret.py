@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
+from piper.frontend.unseen_changes import UnseenChanges
 
 
 @dataclass
@@ -66,18 +67,25 @@ class _Run(fx.Interpreter):
         self.results: dict[fx.Node, list[Tensor]] = {}
         self.grad_fns: dict[fx.Node, list[Any]] = defaultdict(list)
         self.lying_in: dict[int, list[Tensor]] = defaultdict(list)  # memory -> results so far
+        self.of_inputs: set[int] = set()  # memory
+        self.unseen = UnseenChanges()
 
     def run_node(self, n: fx.Node) -> Any:
         given = [t for arg in n.all_input_nodes for t in tensors_in(self.env[arg])]
-        before = [t._version for t in given]
+        versions = [t._version for t in given]
+        lay = [_memory(t) for t in given]  # set_ gives a tensor other memory
+        unseen = self._unseen_changes(n, given)
         with RandomWatch() as watch:
             result = super().run_node(n)
-        changed = [i for i, t in enumerate(given) if t._version != before[i]]
+        changed = [i for i, t in enumerate(given) if t._version != versions[i]]
         self.results[n] = tensors_in(result)
         self.facts.memory[n] = frozenset(map(_memory, self.results[n]))
-        self.facts.changes[n] = frozenset(_memory(given[i]) for i in changed)
+        now = (_memory(given[i]) for i in changed)
+        self.facts.changes[n] = frozenset((*now, *(lay[i] for i in changed), *unseen))
         if watch.seen:
             self.facts.random[n] = watch.seen
+        if n.op == "placeholder":
+            self.of_inputs |= self.facts.memory[n]
         for tensor in self.results[n]:
             self.lying_in[_memory(tensor)].append(tensor)
         # A change through a view also gives a new history to its base, and to other views.
@@ -87,6 +95,15 @@ class _Run(fx.Interpreter):
         touched += [t._base for t in touched if t._base is not None]
         self.grad_fns[n] = _grad_fns(touched)
         return result
+
+    def _unseen_changes(self, node: fx.Node, given: Sequence[Tensor]) -> list[int]:
+        """The memory of inputs of the graph that a node changes, though no version would show it."""
+        if node.op == "placeholder":
+            return []
+        if not any(_memory(tensor) in self.of_inputs for tensor in given):
+            return []
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        return [_memory(tensor) for tensor in self.unseen.changed(node, args, kwargs)]
 
     def find_observers(self) -> None:
         """Who reads or changes memory after another node has changed it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NoReturn
 
 from torch import fx
 
@@ -12,13 +11,12 @@ from piper.errors import TraceError
 from piper.frontend.capture import Capture, source_of
 
 _PLAIN = "write the result to a new tensor: x = x + y instead of x += y"
-_STATE = "no state that forward changes: LayerNorm or GroupNorm for BatchNorm, or model.eval()"
 
 
 def refuse_mutation(
     nodes: Sequence[fx.Node], chunk_of: dict[fx.Node, int], capture: Capture
 ) -> None:
-    """Raise if a change in place touches what is given, or what another chunk made or has read.
+    """Raise if a change in place touches what another chunk made or has read.
 
     Whoever reads after the last change sees the final content, which is what a chunk hands on.
     """
@@ -35,12 +33,8 @@ def refuse_mutation(
         for touched in (node, *node.all_input_nodes):
             for memory in facts.memory[touched]:
                 reached[memory].append(node)
-    given = {m: node for node in capture.origins for m in facts.memory[node]}
     for node in changes:
         for memory in facts.changes[node]:
-            if memory in given:
-                origin = capture.origins[given[memory]]
-                _refuse(node, f"{origin.role} {origin.name} is changed in place", _STATE)
             if node not in chunk_of:  # code that every reader has for itself
                 continue
             early = any(
@@ -48,8 +42,8 @@ def refuse_mutation(
                 for other in reached[memory]
             )
             if chunk_of[node] != home[memory] or early:
-                _refuse(node, "a tensor is changed in place that other regions made or have read")
-
-
-def _refuse(node: fx.Node, what: str, legal: str = _PLAIN) -> NoReturn:
-    raise TraceError(f"{what} ({source_of(node)})", legal=legal)
+                raise TraceError(
+                    "a tensor is changed in place that other regions made or have read "
+                    f"({source_of(node)})",
+                    legal=_PLAIN,
+                )

@@ -17,8 +17,8 @@ from piper.frontend.random_ops import copy_keyed, first_place, random_indexes
 from piper.frontend.regions import assign_regions, free_code
 from piper.frontend.stage_choice import StageCut
 from piper.ir.nodes import Tags
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Role
-from piper.plan.body_spec import TensorSpec
 from piper.plan.keys import KEY, ranges_of
 
 
@@ -27,8 +27,9 @@ class TracedValue:
     """A tensor that crosses a chunk's boundary."""
 
     role: Role
-    spec: TensorSpec
+    spec: TensorType
     gradient: bool  # whether a gradient passes through it
+    batched: bool  # whether it depends on the batch, or on random numbers
     of: str = ""  # what keys are for
 
 
@@ -96,6 +97,7 @@ class _Cutter:
         self.chunk_of = chunk_of
         self.flowing = capture.facts.flowing
         self.random = random_indexes(capture)
+        self.batched = _batched(capture, self.random)
         self.members: list[list[fx.Node]] = [[] for _ in range(max(chunk_of.values()) + 1)]
         for node, chunk in chunk_of.items():
             self.members[chunk].append(node)
@@ -136,8 +138,8 @@ class _Cutter:
         if not drawn:
             return ()
         name = KEY + ranges_of([self.random[node] for node in drawn])
-        spec = TensorSpec((len(drawn),), "int64")
-        values[name] = TracedValue("key", spec, gradient=False, of=first_place(drawn))
+        spec = TensorType((len(drawn),), "int64")
+        values[name] = TracedValue("key", spec, gradient=False, batched=True, of=first_place(drawn))
         return (name,)
 
     def _value(self, node: fx.Node) -> TracedValue:
@@ -158,7 +160,7 @@ class _Cutter:
             role = "loss"
         elif node is self.capture.count:
             role = "count"
-        return TracedValue(role, spec_of(result), node in self.flowing)
+        return TracedValue(role, spec_of(result), node in self.flowing, node in self.batched)
 
     def _with_free_code(self, nodes: list[fx.Node]) -> list[fx.Node]:
         """A chunk's nodes after the free code that they read, in trace order."""
@@ -244,6 +246,15 @@ class _Cutter:
         )
 
 
+def _batched(capture: Capture, random: Mapping[fx.Node, int]) -> set[fx.Node]:
+    """Nodes whose results differ between microbatches."""
+    batched = set(random) | {n for n, o in capture.origins.items() if o.role == "batch"}
+    for node in capture.graph.nodes:
+        if any(arg in batched for arg in capture.facts.inputs_with_changers(node)):
+            batched.add(node)
+    return batched
+
+
 def _keys_input(num: int) -> ChunkInput:
-    spec = TensorSpec((num,), "int64")
+    spec = TensorType((num,), "int64")
     return ChunkInput(spec, param=False, requires_grad=False, grad=False)

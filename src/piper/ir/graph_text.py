@@ -17,6 +17,7 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.graph import Graph
+from piper.ir.layouts import layouts_from_text, layouts_text
 from piper.ir.nodes import COMPUTE, Node
 from piper.ir.values import Value
 from piper.mesh import Slice
@@ -28,7 +29,8 @@ _NODE = re.compile(
     r"(?: at (?P<slice>\S+))? on (?P<stream>\S+)(?: (?P<rest>\{.*\}))?$"
 )
 _VALUE = re.compile(
-    r"value (?P<name>\S+) (?P<role>\w+) (?P<dtype>\w+)\[(?P<shape>[\d,]*)\]"
+    r"value (?P<name>\S+) (?P<role>\w+) (?P<dtype>\w+)"
+    r"\[(?P<shape>[\d,]*)(?:<=(?P<bound>\d+)(?P<more>[\d,]*))?\]"
     r"(?: at (?P<slice>\S+))?(?: \{(?P<layout>.*?)\})?(?: of (?P<of>\S+))?"
     r"(?: with (?P<rest>\{.*\}))?$"
 )
@@ -46,15 +48,15 @@ def graph_to_text(graph: Graph) -> str:
 
 
 def _value_line(value: Value) -> str:
-    line = f"value {value.name} {value.role} {value.dtype}[{','.join(map(str, value.shape))}]"
+    line = f"value {value.name} {value.role} {value.type}"
     if value.slice is not None:
         line += f" at {value.slice}"
     if value.layout:
-        line += " {" + "; ".join(f"{axis}: {layout}" for axis, layout in value.layout) + "}"
+        line += f" {{{layouts_text(value.layout)}}}"
     if value.of:
         line += f" of {value.of}"
     fields: dict[str, Any] = msgspec.to_builtins(value)
-    for spelled in ("name", "role", "dtype", "shape", "slice", "layout", "of"):
+    for spelled in ("name", "role", "type", "slice", "layout", "of"):
         fields.pop(spelled, None)
     return line + (f" with {msgspec.json.encode(fields).decode()}" if fields else "")
 
@@ -108,9 +110,12 @@ def _parse_value(match: re.Match[str]) -> dict[str, Any]:
         **(msgspec.json.decode(found["rest"]) if found["rest"] else {}),
         "name": found["name"],
         "role": found["role"],
-        "dtype": found["dtype"],
-        "shape": [int(n) for n in found["shape"].split(",") if n],
-        "layout": [pair.split(": ") for pair in (found["layout"] or "").split("; ") if pair],
+        "type": {
+            "shape": [int(n) for n in (found["shape"] + (found["more"] or "")).split(",") if n],
+            "dtype": found["dtype"],
+            "bound": int(found["bound"]) if found["bound"] else None,
+        },
+        "layout": msgspec.to_builtins(layouts_from_text(found["layout"] or "")),
         "slice": _parse_slice(found["slice"]),
         "of": found["of"] or "",
     }

@@ -1,25 +1,56 @@
-"""What was done to a graph: one Record per directive, with the user's line."""
+"""What was done to a graph: one Record per directive, with the user's line and its effect."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from piper.errors import Call
+from piper.ir.directive import AnyDirective
+from piper.ir.graph import Graph
+from piper.mesh import Slice
+
+
+class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How many nodes of the logical graph a rewrite added, removed and changed."""
+
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+
+    def __str__(self) -> str:
+        counts = {"adds": self.added, "removes": self.removed, "changes": self.changed}
+        words = [
+            f"{verb} {count} node{'s'[: count > 1]}" for verb, count in counts.items() if count
+        ]
+        return ", ".join(words) or "changes no node"
+
+
+def effect_of(before: Graph, after: Graph) -> Effect:
+    """What differs in the nodes of two graphs."""
+    old, new = before.nodes, after.nodes
+    if new is old:
+        return Effect()
+    added = changed = 0
+    for name, node in new.items():
+        was = old.get(name)
+        if was is None:
+            added += 1
+        elif was is not node and was != node:
+            changed += 1
+    return Effect(added, len(old) - (len(new) - added), changed)
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One directive: who asked, with which arguments (as code), and how many nodes came and went."""
+    """One directive of a program: who asked for it, what it is, and what it did to the graph."""
 
     call: Call
-    arguments: str
-    added: int = 0
-    removed: int = 0
+    directive: AnyDirective
+    effect: Effect = Effect()
 
     def __str__(self) -> str:
-        target = "mesh = " if self.call.name == "mesh" else ""
-        return f"{target}s.{self.call.name}({self.arguments})"
+        return self.directive.code()
 
 
 class History(tuple[Record, ...]):
@@ -32,8 +63,28 @@ class History(tuple[Record, ...]):
 
     __repr__ = __str__
 
+    def listing(self) -> str:
+        """A line per directive: the code, the user's line, and what it did to the graph."""
+        rows = [(str(r), str(r.call.source or ""), str(r.effect)) for r in self]
+        wide = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+        return "".join(
+            f"{code:<{wide[0]}}  {source:<{wide[1]}}  {effect}\n" for code, source, effect in rows
+        )
+
 
 def history_as_code(history: Sequence[Record]) -> str:
     """The directives as a strategy that can be pasted."""
-    lines = "".join(f"    {record}\n" for record in history) or "    pass\n"
-    return f"import piper\nfrom piper import where\n\n\ndef strategy(s):\n{lines}"
+    lines = [str(record) for record in history]
+    if not any(record.directive.kind == "mesh" for record in history) and _slices(history):
+        lines.insert(0, "mesh = piper.Mesh()")
+    body = "".join(f"    {line}\n" for line in lines) or "    pass\n"
+    return f"import piper\nfrom piper import where\n\n\ndef strategy(s):\n{body}"
+
+
+def _slices(history: Iterable[Record]) -> bool:
+    """Whether some directive names a slice, and so needs a mesh."""
+    return any(
+        isinstance(getattr(record.directive, field), Slice)
+        for record in history
+        for field in getattr(record.directive, "__struct_fields__", ())
+    )

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from piper.ir.values import Shares
 from piper.mesh import Group, Slice
 
 Phase = Literal["F", "B", "BI", "BW"]
@@ -17,7 +18,8 @@ COMPUTE = "compute"  # the stream of all computation
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which directive is responsible for an axis of a node's slice, and on which stream it talks.
+    """Which directive, `how`, is responsible for an axis of a node's slice, what the ranks of the axis
+    share, and on which stream they talk.
 
     `zero` says how much of the state of parameters is cut into parts along the axis, in buckets of
     about `bucket_size` bytes; a bucket that is gathered for its use may start `prefetch` chunks ahead,
@@ -25,7 +27,8 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     axis: str
-    how: Literal["replicate", "shard"]
+    how: str
+    shares: Shares
     stream: str
     origin: int
     bucket_size: int | None = None

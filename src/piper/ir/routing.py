@@ -54,3 +54,12 @@ def expert_form(graph: Graph, node: Chunk) -> tuple[ExpertForm | None, str]:
     if len(lengths) != 1:
         return None, f"inputs and outputs differ in their number of rows ({sorted(lengths)})"
     return ExpertForm(counts[0], rows, num_experts), ""
+
+
+def counts_of(graph: Graph, node: Chunk) -> str:
+    """The Value with the counts of a sharded chunk, or of the forward of one."""
+    forward = graph.nodes[node.forward] if node.forward else node
+    assert isinstance(forward, Chunk)
+    form, problem = expert_form(graph, forward)
+    assert form is not None, problem
+    return forward.inputs[form.counts]

@@ -29,6 +29,8 @@ class Selector(msgspec.Struct, frozen=True, omit_defaults=True):
         words += [f"comm={self.comm!r}"] if self.comm else []
         return f"where({', '.join(words)})"
 
+    as_code = __str__
+
     def matches(self, node: Node) -> bool:
         if isinstance(node, Chunk):
             if self.comm or (self.phase and node.phase != self.phase):

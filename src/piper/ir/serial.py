@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,6 +12,7 @@ from piper.files import excess
 from piper.ir.graph import VERSION, Graph
 
 T = TypeVar("T")
+Hook = Callable[[type, Any], Any]  # reads what msgspec has no type for
 
 
 def graph_to_json(graph: Graph) -> bytes:
@@ -21,14 +23,14 @@ def graph_from_json(data: bytes) -> Graph:
     return decode_versioned(data, Graph, version=VERSION)
 
 
-def decode_versioned(data: bytes, kind: type[T], *, version: int) -> T:
+def decode_versioned(data: bytes, kind: type[T], *, version: int, hook: Hook | None = None) -> T:
     """What `data` holds; raises if it is something else, or of another version."""
     name = kind.__name__.lower()
     try:
         too_much = excess(data)
         if too_much:
             raise msgspec.DecodeError(too_much)
-        found = msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(data, type=kind, dec_hook=hook)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(
             f"not a Piper {name}: {error}",

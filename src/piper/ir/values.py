@@ -1,13 +1,17 @@
-"""Values: the tensors between nodes, with their role, shape and layout per mesh axis."""
+"""Values: the tensors between nodes, with their role, type and layout per mesh axis."""
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import msgspec
 
+from piper.ir.layouts import REPLICATED, SHARED, Layout, Layouts, Routed, Split
+from piper.ir.tensor_type import TensorType
 from piper.mesh import Slice
+
+GIVEN = ("param", "buffer", "batch", "key", "constant")  # roles of what no node of a step makes
+Shares = Literal["batch", "experts"]  # what the ranks of an axis have their parts of
 
 Role = Literal[
     "batch",  # a leaf of the batch, given by the loader on each rank that reads it
@@ -31,31 +35,25 @@ Role = Literal[
     "constant",
 ]
 
-Layout = Literal["replicated", "split(0)", "partial", "routed"]
-
-_BYTES = {
-    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
-    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex128": 16, "uint64": 8,
-    "uint32": 4, "uint16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
-
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor, on all ranks of a slice.
 
+    Of a logical Value `type` is that of one microbatch, whole over the mesh; of a physical one, what one
+    rank has. `layout` says per axis how it lies where it is made, `batch` how it lies along whatever
+    shares the batch: data ranks and microbatches.
+
     `of` names what a gradient or a sum belongs to: an activation or a parameter; of a traced key, the
-    user's first random operation. With `bound`, dim 0 depends on the data: `shape[0]` is what to expect
-    and `bound` the most it can be. With `place` it takes the place of that Value; with `base` it is a
+    user's first random operation. With `place` it takes the place of that Value; with `base` it is a
     part of that one, from element `offset` on.
     """
 
     name: str
     role: Role
-    shape: tuple[int, ...] = ()
-    dtype: str = "float32"
-    layout: tuple[tuple[str, Layout], ...] = ()
+    type: TensorType = TensorType()
+    layout: Layouts = ()
+    batch: Layout = REPLICATED
     of: str = ""
-    bound: int | None = None
     slice: Slice | None = None
     place: str = ""
     base: str = ""
@@ -65,29 +63,28 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     ahead: int = 0
 
     @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * dtype_bytes(self.dtype)
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
 
     @property
-    def bound_nbytes(self) -> int:
-        if self.bound is None:
-            return self.nbytes
-        return self.bound * math.prod(self.shape[1:]) * dtype_bytes(self.dtype)
+    def dtype(self) -> str:
+        return self.type.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes
 
 
-def dtype_bytes(dtype: str) -> int:
-    return _BYTES.get(dtype, 4)
+def made_along(value: Value, shares: Shares, counts: str) -> Layout:
+    """How a Value lies along an axis whose ranks share the batch, or experts, in the code that makes it
+    or is given it; `counts` are those of the experts' rows."""
+    if shares == "batch" or value.role in ("batch", "buffer", "key", "constant"):
+        return value.batch
+    return Split(0) if value.role in ("param", "param_grad") else Routed(counts)
 
 
-def accumulation_dtype(dtype: str) -> str:
-    """Where gradients of this dtype are summed: float64 stays, everything else is float32."""
-    return "float64" if dtype == "float64" else "float32"
-
-
-def layout_under(role: Role, owner: Literal["replicate", "shard"]) -> Layout:
-    """How a Value of this role lies along an axis that replicate or shard owns."""
-    if owner == "replicate":
-        if role in ("param", "buffer"):
-            return "replicated"
-        return "partial" if role == "param_grad" else "split(0)"
-    return "split(0)" if role in ("param", "param_grad") else "routed"
+def read_along(value: Value, shares: Shares, counts: str) -> Layout:
+    """How code that shares the batch, or experts, along an axis reads a Value."""
+    if shares == "batch":
+        return SHARED if value.role in ("param", "buffer") else value.batch
+    return Split(0) if value.role == "param" else Routed(counts)

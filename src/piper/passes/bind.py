@@ -1,27 +1,31 @@
 """bind: chunks get their real code, and exactly the Values that the code reads and writes.
 
 In: the complete logical graph and the bodies of each chunk. Out: a draft whose chunks read parameters,
-batch leaves and saved Values of their own slice; sharded chunks have their exchanges around them.
+batch leaves and saved Values of their own slice, each in the layout that they are made for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
+from piper.errors import PlanError
 from piper.ir.graph import Graph
+from piper.ir.layouts import Layouts, dual, local
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm, expert_form
-from piper.ir.values import Role, Value
+from piper.ir.tensor_type import TensorType
+from piper.ir.values import GIVEN, Value, read_along
 from piper.passes.draft import Draft, at_slice
-from piper.passes.route import Route
+from piper.passes.relayout import change_between
+from piper.passes.route import Route, routed_form
 from piper.passes.tangents import sum_tangent
-from piper.plan.body_spec import ChunkBodies, TensorSpec
+from piper.plan.body_spec import ChunkBodies
 
 GetBodies = Callable[[Chunk, ExpertForm | None, int], ChunkBodies]
-_GIVEN = ("param", "buffer", "batch", "key", "constant")
 
 
 @dataclass
@@ -40,8 +44,8 @@ class _Forward:
     tangents: dict[int, str] = field(default_factory=dict)
 
 
-def bind_bodies(logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpec]) -> Draft:
-    binder = _Binder(logical, bodies, specs)
+def bind_bodies(logical: Graph, bodies: GetBodies) -> Draft:
+    binder = _Binder(logical, bodies)
     for node in logical.chunks:
         if node.phase == "F":
             binder.forward(node)
@@ -55,31 +59,31 @@ def bind_bodies(logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpe
 
 
 class _Binder:
-    def __init__(self, logical: Graph, bodies: GetBodies, specs: Mapping[str, TensorSpec]) -> None:
+    def __init__(self, logical: Graph, bodies: GetBodies) -> None:
         self.logical = logical
         self.bodies = bodies
-        self.specs = specs
         self.draft = Draft(logical)
         self.done: dict[str, _Forward] = {}
-        self.forms: dict[int, ExpertForm | None] = {}
+        self.counts_at: dict[int, int] = {}  # chunk number -> which input has its counts
+        self.local = lru_cache(maxsize=None)(self._local)
 
     def forward(self, node: Chunk) -> None:
-        route = self._route(node)
-        found = self.bodies(node, route.form if route else None, route.size if route else 1)
+        reads = self._reads(node)
+        route = self._route(node, reads)
+        bodies = self.bodies(node, route.form if route else None, route.size if route else 1)
         names = [name for name in node.outputs if self.logical.values[name].role != "saved"]
-        inputs = [self._input(node, name, route) for name in node.inputs]
+        inputs = [self._input(node, name) for name in node.inputs]
         if route:
-            inputs = route.dispatch(self.draft, inputs)
+            inputs = route.dispatch(self.draft, inputs, reads)
         outputs = [
-            self._made(node, name, spec, route)
-            for name, spec in zip(names, found.outputs, strict=True)
+            self._made(name, spec, node) for name, spec in zip(names, bodies.outputs, strict=True)
         ]
-        saved = []
-        for index, spec in enumerate(found.saved):
-            name = f"$saved.{index}.{node.name}"
-            saved.append(self.draft.value(self._value(name, "saved", spec, node, route)))
+        saved = [
+            self._kept(f"$saved.{index}.{node.name}", spec, node)
+            for index, spec in enumerate(bodies.saved)
+        ]
         table = {"input": inputs, "output": outputs, "saved": saved}
-        body = found.by_phase["F"]
+        body = bodies.by_phase["F"]
         self.draft.node(
             msgspec.structs.replace(
                 node,
@@ -88,12 +92,10 @@ class _Binder:
                 outputs=tuple(table[ref.kind][ref.index] for ref in body.outputs),
             )
         )
-        if route:
-            for local, name in zip(outputs, names, strict=True):
-                plain = msgspec.structs.replace(self.draft.values[local], name=name, bound=None)
-                route.give_back(self.draft, local, plain, chunk=node)
-        kept = [f"$kept.{index}.{node.name}" for index in range(len(found.kept))]
-        self.done[node.name] = _Forward(inputs, outputs, names, saved, found, route, kept, {})
+        for made, name in zip(outputs, names, strict=True):
+            self._give_back(made, name, node, route)
+        kept = [f"$kept.{index}.{node.name}" for index in range(len(bodies.kept))]
+        self.done[node.name] = _Forward(inputs, outputs, names, saved, bodies, route, kept, {})
 
     def announce(self, node: Chunk) -> None:
         """Note which gradients a backward, or a half of one, stands for."""
@@ -107,7 +109,6 @@ class _Binder:
         body = forward.bodies.by_phase.get(node.phase)
         if body is None:
             return  # a first stage has no BI, a stage without parameters no BW
-        route = forward.route
         for ref in body.inputs:
             if ref.kind == "tangent" and ref.index not in forward.tangents:
                 forward.tangents[ref.index] = self._received(forward, ref.index)
@@ -120,22 +121,15 @@ class _Binder:
         }
         traced = self.logical.nodes[node.forward].inputs
         outputs = []
-        back: list[tuple[str, Value]] = []
+        gradients: list[tuple[str, str]] = []
         for ref in body.outputs:
             if ref.kind == "kept":
                 name, spec = forward.kept[ref.index], forward.bodies.kept[ref.index]
-                outputs.append(self.draft.value(self._value(name, "saved", spec, node, route)))
+                outputs.append(self._kept(name, spec, node))
                 continue
             name = forward.gradients[traced[ref.index]]
-            value = self.logical.values[name]
-            spec = forward.bodies.grads[ref.index]
-            made = self._value(name, value.role, spec, node, route, of=value.of)
-            if route and ref.index in route.form.rows:
-                local = self.draft.like(made, f"{name}~local", node.slice)
-                outputs.append(local)
-                back.append((local, msgspec.structs.replace(made, bound=None)))
-            else:
-                outputs.append(self.draft.value(made))
+            outputs.append(self._made(name, forward.bodies.grads[ref.index], node))
+            gradients.append((outputs[-1], name))
         self.draft.node(
             msgspec.structs.replace(
                 node,
@@ -144,87 +138,137 @@ class _Binder:
                 outputs=tuple(outputs),
             )
         )
-        for local, plain in back:
-            assert route is not None
-            route.give_back(self.draft, local, plain, chunk=node)
+        for made, name in gradients:
+            self._give_back(made, name, node, forward.route)
 
-    def _received(self, forward: _Forward, index: int) -> str:
-        """The gradient of an output, where the backward needs it."""
-        node = forward.receiver
-        assert node is not None
-        name = self._tangent(node, forward.results[index])
-        if forward.route:
-            [name] = forward.route.send_rows(self.draft, [name], node, f"t{index}")
-        return name
+    # Layouts
 
-    def _route(self, node: Chunk) -> Route | None:
-        axes = tuple(owner.axis for owner in node.owners if owner.how == "shard")
-        size = self.logical.mesh.size_of(axes)
-        if size == 1:
+    def _reads(self, node: Chunk) -> list[Layouts]:
+        """How a forward chunk reads each of its inputs."""
+        shares = {owner.axis: owner.shares for owner in node.owners}
+        counts = self._counts(node) if "experts" in shares.values() else ""
+        values = (self.logical.values[name] for name in node.inputs)
+        return [
+            tuple((axis, read_along(value, shares[axis], counts)) for axis, _ in value.layout)
+            for value in values
+        ]
+
+    def _counts(self, node: Chunk) -> str:
+        """The counts of a sharded chunk's rows: the same input in every microbatch."""
+        if node.chunk not in self.counts_at:
+            form, problem = expert_form(self.logical, node)
+            if form is None:
+                raise PlanError(f"{node.name} cannot be sharded: {problem}")
+            self.counts_at[node.chunk] = form.counts
+        return node.inputs[self.counts_at[node.chunk]]
+
+    def _plain(self, value: Value) -> Layouts:
+        """How a Value lies between chunks: along every axis as the batch does."""
+        if value.role in ("param", "param_grad"):
+            return value.layout
+        return tuple((axis, value.batch) for axis, _ in value.layout)
+
+    def _route(self, node: Chunk, reads: list[Layouts]) -> Route | None:
+        """The exchange of what a chunk reads in another layout than it has between chunks."""
+        mesh = self.logical.mesh
+        exchanged: list[int] = []
+        along: tuple[str, ...] = ()
+        for index, (name, read) in enumerate(zip(node.inputs, reads, strict=True)):
+            value = self.logical.values[name]
+            change, axes = change_between(self._plain(value), read, mesh)
+            if change == "all_to_all":
+                exchanged.append(index)
+                along = axes
+            elif change:
+                raise PlanError(
+                    f"{node.name} would read {name} by {change} along {', '.join(axes)}"
+                )
+        if not exchanged:
             return None
-        if node.chunk not in self.forms:
-            self.forms[node.chunk], _ = expert_form(self.logical, node)
-        form = self.forms[node.chunk]
-        assert form is not None
-        return Route(node, form, axes, size)
+        owner = next(owner for owner in node.owners if owner.axis in along)
+        values = self.logical.values
+        experts = next(values[n].shape[0] for n in node.inputs if values[n].role == "param")
+        form = routed_form(reads, node.inputs, exchanged, experts)
+        return Route(node, owner, along, form, mesh.size_of(along))
 
-    def _input(self, node: Chunk, name: str, route: Route | None) -> str:
+    def _give_back(self, made: str, name: str, node: Chunk, route: Route | None) -> None:
+        """Lay a result out as it lies between chunks, where its body makes it otherwise."""
+        if made == name:
+            return
+        value = self.draft.values[made]
+        if route is None or not route.carries(value.layout):
+            raise PlanError(f"{node.name} makes {name} in a layout that nobody can read")
+        plain = msgspec.structs.replace(
+            value,
+            name=name,
+            type=msgspec.structs.replace(value.type, bound=None),
+            layout=self._plain(self.logical.values[name]),
+        )
+        route.give_back(self.draft, made, plain, chunk=node)
+
+    # Values
+
+    def _input(self, node: Chunk, name: str) -> str:
         """A chunk's input; what is given to a rank is a Value of the chunk's own slice."""
         value = self.logical.values[name]
-        if value.role not in _GIVEN:
+        if value.role not in GIVEN:
             return name
-        spec = self.specs[_base(name)]
-        shape = spec.shape
-        if route and value.role == "param":
-            shape = (shape[0] // route.size, *shape[1:])
-        local = msgspec.structs.replace(
+        given = msgspec.structs.replace(
             value,
             name=at_slice(name, node.slice),
-            shape=shape,
-            dtype=spec.dtype,
+            type=self.local(value.type, value.layout),
             slice=node.slice,
             of=name,
         )
-        return self.draft.value(local)
+        return self.draft.value(given)
 
-    def _made(self, node: Chunk, name: str, spec: TensorSpec, route: Route | None) -> str:
-        role = self.logical.values[name].role
-        value = self._value(name if not route else f"{name}~local", role, spec, node, route)
-        return self.draft.value(value)
-
-    def _value(
-        self,
-        name: str,
-        role: Role,
-        spec: TensorSpec,
-        node: Chunk,
-        route: Route | None,
-        *,
-        of: str = "",
-    ) -> Value:
-        bound = spec.shape[0] * route.size if route and spec.dynamic else None
-        layout = self.logical.values[name].layout if name in self.logical.values else ()
-        return Value(
-            name,
-            role,
-            spec.shape,
-            spec.dtype,
-            layout,
-            of=of,
-            bound=bound,
-            slice=node.slice,
+    def _made(self, name: str, spec: TensorType, node: Chunk) -> str:
+        """What a body makes of a logical Value, whose type must be that."""
+        value = self.logical.values[name]
+        type = self.local(value.type, value.layout)
+        if type != spec:
+            raise PlanError(f"{node.name} makes {name} as {spec}, but the graph says {type}")
+        change, _ = change_between(value.layout, self._plain(value), self.logical.mesh)
+        made = msgspec.structs.replace(
+            value, name=f"{name}~local" if change else name, type=type, slice=node.slice
         )
+        return self.draft.value(made)
+
+    def _kept(self, name: str, spec: TensorType, node: Chunk) -> str:
+        """What a body keeps for a later one of the same chunk."""
+        return self.draft.value(Value(name, "saved", spec, slice=node.slice))
+
+    def _local(self, type: TensorType, layout: Layouts) -> TensorType:
+        return local(type, layout, self.logical.mesh)
+
+    # Gradients of outputs
+
+    def _received(self, forward: _Forward, index: int) -> str:
+        """The gradient of an output, where and as the backward needs it."""
+        node = forward.receiver
+        assert node is not None
+        output = forward.results[index]
+        name = self._tangent(node, output)
+        read = tuple((axis, dual(layout)) for axis, layout in self.logical.values[output].layout)
+        plain = self.draft.values[name].layout
+        change, _ = change_between(plain, read, self.logical.mesh)
+        if not change:
+            return name
+        if forward.route is None or not forward.route.carries(read):
+            raise PlanError(f"{node.name} would read the gradient of {output} by {change}")
+        label = f"rows0t{index}>{node.name}"
+        return forward.route.send_rows(self.draft, name, read, node, label)
 
     def _tangent(self, node: Chunk, output: str) -> str:
         """The gradient of an output: the seed, the one contribution, or the sum of several."""
-        found = []
+        contributions = []
         for name in node.inputs:
             value = self.logical.values[name]
             if value.role == "constant" and output == self._loss_of(node):
-                found.append(self._seed(node, value))
+                contributions.append(self._seed(node, value))
             elif value.role == "grad" and value.of == output:
-                found.append(name)
-        return sum_tangent(self.draft, node, output, found)
+                contributions.append(name)
+        return sum_tangent(self.draft, node, output, contributions)
 
     def _loss_of(self, node: Chunk) -> str:
         return next(

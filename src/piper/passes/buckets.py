@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from piper.errors import AxisError, Call
+from piper.errors import AxisError, Call, PlanError
 from piper.ir.graph import Graph
+from piper.ir.layouts import PARTIAL, REPLICATED, Layouts, Split, layouts_text, local
 from piper.ir.nodes import Chunk, Owner
-from piper.ir.values import Value, dtype_bytes
+from piper.ir.tensor_type import TensorType, dtype_bytes
+from piper.ir.values import Value
 from piper.mesh import Slice
-from piper.plan.body_spec import TensorSpec
 from piper.plan.types import Bucket
 
 ALIGNMENT = 16  # bytes; kernels load parameters in words of this size
@@ -21,11 +22,12 @@ WHOLE_SIZE = 25 << 20  # bytes of a bucket whose parameters stay whole, unless t
 
 @dataclass(frozen=True)
 class Keeping:
-    """How a parameter is kept: along which axes it is cut, copied and divided among experts."""
+    """How a parameter is kept: along which axes it is cut into shards and copied, and how it is laid out
+    where its code is split."""
 
     over: tuple[str, ...]
     copies: tuple[str, ...]
-    split_over: tuple[str, ...]
+    split: Layouts
     zero: int
     bucket_size: int | None
     prefetch: int
@@ -60,58 +62,71 @@ class Bucketed:
         return bucket.offsets[bucket.params.index(param)]
 
 
-def make_buckets(
-    logical: Graph, specs: Mapping[str, TensorSpec], calls: Sequence[Call]
-) -> Bucketed:
-    """Buckets of all parameters that get a gradient, and of those that are gathered for their use;
-    `specs` has their whole shapes.
+def make_buckets(logical: Graph, calls: Sequence[Call]) -> Bucketed:
+    """Buckets of all parameters that get a gradient, and of those that are gathered for their use.
 
     A bucket holds parameters that live on the same slices and are kept alike. Where each use of them
     matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides.
     """
     params = _parameters(logical, calls)
-    local = {
-        name: _local(specs[name], logical.mesh.size_of(param.keeping.split_over))
-        for name, param in params.items()
+    held = {
+        name: local(logical.values[name].type, logical.values[name].layout, logical.mesh)
+        for name in params
     }
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, param in params.items():
         if param.trained or param.keeping.zero == 3:
             near = frozenset(param.users if param.keeping.zero > 1 else param.stages)
-            alike = (param.keeping, param.trained, specs[name].dtype)
+            alike = (param.keeping, param.trained, held[name].dtype)
             key = (frozenset(param.slices), near, *alike)
             groups[key].append(name)
     buckets: list[Bucket] = []
     keeping: list[Keeping] = []
     of: dict[str, int] = {}
     for names in groups.values():
-        for part in _packed(local, names, params[names[0]].keeping):
+        for part in _packed(held, names, params[names[0]].keeping):
             of |= dict.fromkeys(part, len(buckets))
             keeping.append(params[part[0]].keeping)
             parts = logical.mesh.size_of(keeping[-1].over)
-            buckets.append(_layout(f"b{len(buckets)}", local, part, params[part[0]], parts))
+            buckets.append(_layout(f"b{len(buckets)}", held, part, params[part[0]], parts))
     return Bucketed(tuple(buckets), tuple(keeping), of)
 
 
 def _parameters(logical: Graph, calls: Sequence[Call]) -> dict[str, _Parameter]:
     found: dict[str, _Parameter] = {}
-    keepings: dict[tuple[Owner, ...], Keeping] = {}
+    keepings: dict[tuple[tuple[Owner, ...], Layouts], Keeping] = {}
     for node in logical.chunks:
-        if node.owners not in keepings:
-            keepings[node.owners] = _keeping(logical, node, calls)
         for name in (*node.inputs, *node.outputs):
             value = logical.values[name]
             if value.role not in ("param", "param_grad"):
                 continue
             param = value.of if value.role == "param_grad" else name
-            known = found.setdefault(param, _Parameter(keepings[node.owners]))
-            _check_alike(param, known.keeping, keepings[node.owners], calls)
+            way = (node.owners, logical.values[param].layout)
+            if way not in keepings:
+                keepings[way] = _keeping(logical, node, way[1], calls)
+            known = found.setdefault(param, _Parameter(keepings[way]))
+            _check_alike(param, known.keeping, keepings[way], calls)
+            _check_gradient(logical, value, keepings[way])
             assert node.slice is not None
             known.slices.add(node.slice)
             known.users.add(node.chunk)
             known.stages.add(node.tags[0] if node.tags else None)
             known.trained |= value.role == "param_grad"
     return found
+
+
+def _check_gradient(logical: Graph, value: Value, keeping: Keeping) -> None:
+    """A gradient is partial along just the axes over which it is going to be summed."""
+    if value.role != "param_grad":
+        return
+    sizes = dict(logical.mesh.axes)
+    partial = {axis for axis, way in value.layout if way == PARTIAL and sizes[axis] > 1}
+    split = tuple((axis, way) for axis, way in value.layout if isinstance(way, Split))
+    if partial != {*keeping.over, *keeping.copies} or split != keeping.split:
+        raise PlanError(
+            f"{value.name} is {layouts_text(value.layout)}, but {value.of} is kept "
+            f"over {', '.join((*keeping.over, *keeping.copies)) or '(nothing)'}"
+        )
 
 
 def _check_alike(param: str, one: Keeping, other: Keeping, calls: Sequence[Call]) -> None:
@@ -125,10 +140,13 @@ def _check_alike(param: str, one: Keeping, other: Keeping, calls: Sequence[Call]
         )
 
 
-def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
+def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]) -> Keeping:
+    """How a parameter of this layout is kept by the owners of a chunk that reads it: it has copies along
+    axes where it is replicated."""
     mesh = logical.mesh
     sizes = dict(mesh.axes)
-    copying = [o for o in node.owners if o.how == "replicate"]
+    whole_along = {axis for axis, way in layout if way == REPLICATED}
+    copying = [o for o in node.owners if o.axis in whole_along]
     cutting = [o for o in copying if o.zero and sizes[o.axis] > 1]
     options = {(o.zero, *_paced(o)) for o in cutting}
     if len(options) > 1:
@@ -138,14 +156,13 @@ def _keeping(logical: Graph, node: Chunk, calls: Sequence[Call]) -> Keeping:
             legal="one replicate over all axes that state is cut along",
         )
     whole = [o for o in copying if o not in cutting and sizes[o.axis] > 1]
-    first = (cutting or copying or [Owner("", "replicate", "reduce", node.origin)])[0]
+    first = (cutting or copying or [Owner("", "", "batch", "reduce", node.origin)])[0]
     prefetch, reuse = _paced(first)
-    experts = {o.axis for o in node.owners if o.how == "shard"}
     sizes_given = [o.bucket_size for o in copying if o.bucket_size is not None]
     return Keeping(
         over=_ordered(mesh.names, {o.axis for o in cutting}),
         copies=_ordered(mesh.names, {o.axis for o in whole}),
-        split_over=_ordered(mesh.names, experts),
+        split=tuple((axis, way) for axis, way in layout if isinstance(way, Split)),
         zero=first.zero if cutting else 0,
         bucket_size=min(sizes_given, default=None),
         prefetch=prefetch,
@@ -165,13 +182,7 @@ def _ordered(names: tuple[str, ...], wanted: set[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in wanted)
 
 
-def _local(spec: TensorSpec, parts: int) -> Value:
-    """A parameter as one rank has it: its part of the experts."""
-    shape = (spec.shape[0] // parts, *spec.shape[1:]) if parts > 1 else spec.shape
-    return Value("", "param", shape, spec.dtype)
-
-
-def _packed(local: Mapping[str, Value], names: list[str], keeping: Keeping) -> list[list[str]]:
+def _packed(held: Mapping[str, TensorType], names: list[str], keeping: Keeping) -> list[list[str]]:
     """In pieces of about the bucket's size; what one chunk gathers at once is one piece."""
     if keeping.zero > 1:
         return [names]
@@ -179,7 +190,7 @@ def _packed(local: Mapping[str, Value], names: list[str], keeping: Keeping) -> l
     pieces: list[list[str]] = [[]]
     filled = 0
     for name in names:
-        size = local[name].nbytes
+        size = held[name].nbytes
         if pieces[-1] and filled + size > limit:
             pieces.append([])
             filled = 0
@@ -189,27 +200,27 @@ def _packed(local: Mapping[str, Value], names: list[str], keeping: Keeping) -> l
 
 
 def _layout(
-    name: str, local: Mapping[str, Value], params: list[str], like: _Parameter, parts: int
+    name: str, held: Mapping[str, TensorType], params: list[str], like: _Parameter, parts: int
 ) -> Bucket:
-    values = [local[param] for param in params]
+    types = [held[param] for param in params]
     keeping = like.keeping
-    step = max(1, ALIGNMENT // dtype_bytes(values[0].dtype))
+    step = max(1, ALIGNMENT // dtype_bytes(types[0].dtype))
     offsets, end = [], 0
-    for value in values:
+    for type in types:
         offsets.append(end)
-        end += math.ceil(math.prod(value.shape) / step) * step
+        end += math.ceil(type.size / step) * step
     step *= parts
     return Bucket(
         name=name,
         params=tuple(params),
-        shapes=tuple(value.shape for value in values),
+        shapes=tuple(type.shape for type in types),
         offsets=tuple(offsets),
         size=math.ceil(end / step) * step,
-        dtype=values[0].dtype,
+        dtype=types[0].dtype,
         zero=keeping.zero,
         slices=tuple(sorted(like.slices)),
         over=keeping.over,
         copies=keeping.copies,
-        split_over=keeping.split_over,
+        split_over=tuple(axis for axis, _ in keeping.split),
         trained=like.trained,
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper.ir.nodes import Accumulate, Comm, Norm, Settle
+from piper.ir.layouts import PARTIAL
+from piper.ir.nodes import Accumulate, Norm, Settle
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
 from piper.passes.draft import Draft, at_slice
-from piper.passes.loss import STREAM, Divisor
+from piper.passes.loss import Divisor, total_of
+from piper.passes.relayout import laid
 from piper.plan.types import Bucket
 
 
@@ -28,43 +31,26 @@ def measure_norm(
     gradients: dict[tuple[int, Slice], str],
     *,
     slices: list[Slice],
-    data_axes: tuple[str, ...],
     largest: float,
     late: bool,
 ) -> Clip:
     """Sum the squares of all gradients over everything; each parameter counts once."""
     for (number, at), name in gradients.items():
         _add_squares(draft, bucketed.buckets[number], at, name)
-    group = Group(tuple(sorted(slices)), data_axes)
-    norms = {at: at_slice("$squares", at) for at in slices}
-    if group.size(draft.logical.mesh) > 1:
-        for at, local in norms.items():
-            norms[at] = draft.value(
-                Value(at_slice("$norm", at), "activation", (), "float64", slice=at)
-            )
-            if local not in draft.values:
-                zero = at_slice("$zero.squares", at)
-                local = draft.value(Value(zero, "constant", (), "float64", of="0", slice=at))
-            draft.node(
-                Comm(
-                    name=at_slice("total.norm", at),
-                    inputs=(local,),
-                    outputs=(norms[at],),
-                    slice=at,
-                    stream=STREAM,
-                    comm="all_reduce",
-                    group=group,
-                    key="total.norm",
-                )
-            )
-    return Clip(largest, late, norms)
+    terms = {at: at_slice("$squares", at) for at in slices}
+    like = next(draft.values[term] for term in terms.values() if term in draft.values)
+    return Clip(largest, late, total_of(draft, terms, "activation", "$norm", like=like))
 
 
 def _add_squares(draft: Draft, bucket: Bucket, at: Slice, gradient: str) -> None:
     """The squares of one bucket's gradient, added to those of its slice."""
     mine = at_slice(f"$squares.{bucket.name}", at)
-    draft.value(Value(mine, "activation", (), "float64", slice=at))
-    total = draft.value(Value(at_slice("$squares", at), "sum", (), "float64", slice=at))
+    # Squares of parts add up; those of copies do once each is weighed by their number.
+    axes = draft.values[gradient].layout
+    layout = laid(axes, tuple(axis for axis, _ in axes), PARTIAL)
+    square = TensorType((), "float64")
+    draft.value(Value(mine, "activation", square, layout, slice=at))
+    total = draft.value(Value(at_slice("$squares", at), "sum", square, layout, slice=at))
     draft.node(
         Norm(
             name=at_slice(f"norm.{bucket.name}", at),

@@ -7,6 +7,7 @@ from collections import defaultdict
 import msgspec
 
 from piper.ir.graph import Graph, Stream
+from piper.ir.layouts import Split
 from piper.ir.nodes import (
     COMPUTE,
     Accumulate,
@@ -250,7 +251,7 @@ class _Emitter:
             source = value.of
         split_over: tuple[str, ...] = ()
         if kind == "param":
-            split_over = tuple(axis for axis, layout in value.layout if layout == "split(0)")
+            split_over = tuple(axis for axis, layout in value.layout if isinstance(layout, Split))
         elif kind == "shard":
             split_over = self.bucketed.buckets[value.bucket].over
         memory = _MEMORY.get(value.role, "buffers")
@@ -264,7 +265,7 @@ class _Emitter:
             source=source,
             microbatch=_microbatch(self.graph, value.of) if kind in ("batch", "key") else 0,
             split_over=split_over,
-            bound=value.bound,
+            bound=value.type.bound,
             base=base,
             offset=value.offset,
             bucket=value.bucket,

@@ -6,13 +6,16 @@ from collections import defaultdict
 
 import msgspec
 
-from piper.ir.nodes import Accumulate, Chunk, Comm, Tags, Update
-from piper.ir.values import Value, accumulation_dtype
-from piper.mesh import Group, Slice
+from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Layouts, Split, local
+from piper.ir.nodes import Accumulate, Chunk, Tags, Update
+from piper.ir.tensor_type import TensorType, accumulation_dtype
+from piper.ir.values import Role, Value
+from piper.mesh import Slice
 from piper.passes.buckets import Bucketed
 from piper.passes.clip import Clip, settle
 from piper.passes.draft import Draft, at_slice
 from piper.passes.loss import Divisor
+from piper.passes.relayout import Way, collective
 from piper.plan.types import Bucket
 
 _Contributions = dict[tuple[int, Slice], list[tuple[Chunk, list[str]]]]
@@ -55,28 +58,28 @@ class _Reduction:
         self.keeping = bucketed.keeping[number]
         self.at = at
         self.dtype = accumulation_dtype(self.bucket.dtype)
-        self.parts = draft.logical.mesh.size_of(self.bucket.over)
+        self.terms = bucket_layout(draft, bucketed, number, over=PARTIAL, copies=PARTIAL)
+        self.shards = bucket_layout(draft, bucketed, number, over=Split(0), copies=PARTIAL)
 
     def run(self, contributions: list[tuple[Chunk, list[str]]]) -> str:
         zero = self.bucket.zero
         if zero == 0:
-            total = self._value("$grad", "gradient", self.bucket.size)
+            total = self._value("$grad", "gradient", self.terms)
             self._sum_all(contributions, total)
         elif zero == 1:
-            whole = self._value("$sum", "sum", self.bucket.size)
+            whole = self._value("$sum", "sum", self.terms)
             self._sum_all(contributions, whole)
-            total = self._value("$grad", "gradient", self.bucket.size // self.parts)
-            self._scatter(whole, total, ())
+            total = self._value("$grad", "gradient", self.shards)
+            self._change(f"scatter>{total}", whole, total, ())
         else:
-            total = self._value("$grad", "gradient", self.bucket.size // self.parts)
+            total = self._value("$grad", "gradient", self.shards)
             self._sum_scattered(contributions, total)
         return self._reduce_copies(total)
 
-    def _value(self, prefix: str, role: str, size: int, suffix: str = "") -> str:
+    def _value(self, prefix: str, role: Role, layout: Layouts, suffix: str = "") -> str:
         name = at_slice(f"{prefix}.{self.bucket.name}{suffix}", self.at)
-        return self.draft.value(
-            Value(name, role, (size,), self.dtype, slice=self.at, bucket=self.number)  # type: ignore[arg-type]
-        )
+        type = bucket_type(self.draft, self.bucket, layout, self.dtype)
+        return self.draft.value(Value(name, role, type, layout, slice=self.at, bucket=self.number))
 
     def _sum_all(self, contributions: list[tuple[Chunk, list[str]]], total: str) -> None:
         """Each backward adds what it has as soon as it has it."""
@@ -95,10 +98,10 @@ class _Reduction:
             tags = members[-1][0].tags
             suffix = f">{members[-1][0].name}"
             names = [name for _, found in members for name in found]
-            whole = self._value("$sum", "sum", self.bucket.size, suffix)
+            whole = self._value("$sum", "sum", self.terms, suffix)
             self._add(f"pack>{whole}", names, whole, tags)
-            part = self._value("$part", "param_grad", self.bucket.size // self.parts, suffix)
-            self._scatter(whole, part, tags)
+            part = self._value("$part", "param_grad", self.shards, suffix)
+            self._change(f"scatter>{part}", whole, part, tags)
             self.draft.node(
                 Accumulate(
                     name=f"add>{part}",
@@ -126,45 +129,50 @@ class _Reduction:
             )
         )
 
-    def _scatter(self, whole: str, part: str, tags: Tags) -> None:
-        group = Group((self.at,), self.bucket.over)
-        self._comm("reduce_scatter", f"scatter>{part}", whole, part, group, tags)
-
     def _reduce_copies(self, total: str) -> str:
         """The sum over ranks and slices that hold the same part of the bucket."""
-        group = Group(self.bucket.slices, self.bucket.copies)
-        if group.size(self.draft.logical.mesh) == 1:
-            return total
         value = self.draft.values[total]
-        reduced = self.draft.like(value, f"{total}~reduced", self.at, role="updated", place=total)
+        layout = tuple((axis, REPLICATED if way == PARTIAL else way) for axis, way in value.layout)
+        reduced = msgspec.structs.replace(
+            value, name=f"{total}~reduced", role="updated", place=total, layout=layout
+        )
         key = f"reduce.{self.bucket.name}"
-        self._comm("all_reduce", at_slice(key, self.at), total, reduced, group, (), key)
-        return reduced
+        name = at_slice(key, self.at)
+        return self._change(name, total, reduced, (), key=key, slices=self.bucket.slices)
 
-    def _comm(
+    def _change(
         self,
-        kind: str,
         name: str,
         source: str,
-        result: str,
-        group: Group,
+        result: str | Value,
         tags: Tags,
+        *,
         key: str = "",
-    ) -> None:
-        self.draft.node(
-            Comm(
-                name=name,
-                tags=tags,
-                inputs=(source,),
-                outputs=(result,),
-                slice=self.at,
-                stream=self.keeping.reduce_stream,
-                origin=self.keeping.origin,
-                comm=kind,  # type: ignore[arg-type]
-                group=group,
-                key=key or name,
-            )
-        )
+        slices: tuple[Slice, ...] = (),
+    ) -> str:
+        """A Value in another layout; the same one if it lies so already."""
+        read = self.draft.values[result] if isinstance(result, str) else result
+        stream, origin = self.keeping.reduce_stream, self.keeping.origin
+        way = Way(name, self.at, stream, origin, tags, key, slices)
+        comm = collective(self.draft.logical.mesh, self.draft.values[source], read, way)
+        if comm is None:
+            return source
+        self.draft.node(comm)
+        return self.draft.value(read)
+
+
+def bucket_layout(
+    draft: Draft, bucketed: Bucketed, number: int, *, over: Layout, copies: Layout
+) -> Layouts:
+    """How a flat tensor of a bucket lies; along axes that split parameters each rank has its own."""
+    keeping = bucketed.keeping[number]
+    ways = dict.fromkeys(keeping.over, over) | dict.fromkeys(keeping.copies, copies)
+    ways |= {axis: STACKED for axis, _ in keeping.split}
+    return tuple((axis, ways[axis]) for axis in draft.logical.mesh.names if axis in ways)
+
+
+def bucket_type(draft: Draft, bucket: Bucket, layout: Layouts, dtype: str) -> TensorType:
+    return local(TensorType((bucket.size,), dtype), layout, draft.logical.mesh)
 
 
 def update_parameters(
@@ -230,17 +238,19 @@ def _shard(draft: Draft, bucketed: Bucketed, number: int, at: Slice) -> Value:
     """The rank's shard of a bucket: alone, or a part of the flat parameters that are kept whole."""
     bucket = bucketed.buckets[number]
     whole = at_slice(f"$flat.{bucket.name}", at)
-    size = bucket.size // draft.logical.mesh.size_of(bucket.over)
+    layout = bucket_layout(draft, bucketed, number, over=Split(0), copies=REPLICATED)
     shard = Value(
         at_slice(f"$shard.{bucket.name}", at),
         "shard",
-        (size,),
-        bucket.dtype,
+        bucket_type(draft, bucket, layout, bucket.dtype),
+        layout,
         slice=at,
         bucket=number,
     )
     if bucket.zero < 3:
-        draft.value(Value(whole, "flat", (bucket.size,), bucket.dtype, slice=at, bucket=number))
+        everywhere = bucket_layout(draft, bucketed, number, over=REPLICATED, copies=REPLICATED)
+        type = bucket_type(draft, bucket, everywhere, bucket.dtype)
+        draft.value(Value(whole, "flat", type, everywhere, slice=at, bucket=number))
         shard = msgspec.structs.replace(shard, base=whole)
         for param, offset in zip(bucket.params, bucket.offsets, strict=True):
             value = draft.values.get(at_slice(param, at))
@@ -261,17 +271,7 @@ def _gather(draft: Draft, bucketed: Bucketed, number: int, at: Slice, shard: str
     bucket, keeping = bucketed.buckets[number], bucketed.keeping[number]
     whole = draft.values[at_slice(f"$flat.{bucket.name}", at)]
     new = draft.like(whole, f"{whole.name}~new", at, role="updated", place=whole.name)
-    name = at_slice(f"gather.{bucket.name}", at)
-    draft.node(
-        Comm(
-            name=name,
-            inputs=(shard,),
-            outputs=(new,),
-            slice=at,
-            stream=keeping.gather_stream,
-            origin=keeping.origin,
-            comm="all_gather",
-            group=Group((at,), bucket.over),
-            key=name,
-        )
-    )
+    way = Way(at_slice(f"gather.{bucket.name}", at), at, keeping.gather_stream, keeping.origin)
+    comm = collective(draft.logical.mesh, draft.values[shard], draft.values[new], way)
+    assert comm is not None
+    draft.node(comm)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from piper.ir.nodes import Accumulate, Chunk, Comm
-from piper.ir.values import Value, accumulation_dtype
-from piper.mesh import Group, Slice
+import msgspec
+
+from piper.ir.layouts import REPLICATED
+from piper.ir.nodes import TRACED, Accumulate, Chunk
+from piper.ir.tensor_type import TensorType, accumulation_dtype
+from piper.ir.values import Value
+from piper.mesh import Slice
 from piper.passes.draft import Draft, at_slice
+from piper.passes.relayout import Way, collective, laid
 
 STREAM = "scalars"
 
@@ -27,16 +32,14 @@ def report_loss(draft: Draft, slices: list[Slice], data_axes: tuple[str, ...]) -
     of the counts feeds every Update.
     """
     logical = draft.logical
-    _total(draft, "loss", slices, data_axes)
+    _total(draft, "loss", slices)
     if not logical.count:
         num_data_ranks = logical.mesh.size_of(data_axes)
         return Divisor(count=float(num_data_ranks * logical.num_microbatches))
-    return Divisor(values=_total(draft, "count", slices, data_axes))
+    return Divisor(values=_total(draft, "count", slices))
 
 
-def _total(
-    draft: Draft, role: str, slices: list[Slice], data_axes: tuple[str, ...]
-) -> dict[Slice, str]:
+def _total(draft: Draft, role: str, slices: list[Slice]) -> dict[Slice, str]:
     """Sum all Values of a role; the total stands on every slice as `loss@...` or `count@...`."""
     summing: set[Slice] = set()
     for node in list(draft.nodes.values()):
@@ -47,37 +50,41 @@ def _total(
             if value.role == role and node.slice is not None:
                 summing.add(node.slice)
                 _add(draft, node, value, role)
-    group = Group(tuple(sorted(slices)), data_axes)
-    if group.size(draft.logical.mesh) == 1:
-        return {at: at_slice(f"$sum.{role}", at) for at in slices}
-    dtype = next(v.dtype for v in draft.values.values() if v.name.startswith(f"$sum.{role}@"))
+    terms = {at: at_slice(f"$sum.{role}", at) for at in slices}
+    return total_of(draft, terms, role, f"${role}", like=draft.values[terms[min(summing)]])
+
+
+def total_of(
+    draft: Draft, terms: dict[Slice, str], role: str, name: str, *, like: Value
+) -> dict[Slice, str]:
+    """Per slice, the sum of a number over all ranks of all slices. A slice whose term does not exist has
+    zero; all terms are `like` one."""
     totals = {}
-    for at in slices:
-        mine = at_slice(f"$sum.{role}", at)
-        if at not in summing:
-            mine = draft.value(
-                Value(at_slice(f"$zero.{role}", at), "constant", (), dtype, of="0", slice=at)
-            )
-        totals[at] = draft.value(Value(at_slice(f"${role}", at), role, (), dtype, slice=at))  # type: ignore[arg-type]
-        draft.node(
-            Comm(
-                name=f"total.{role}@{at}",
-                inputs=(mine,),
-                outputs=(totals[at],),
-                slice=at,
-                stream=STREAM,
-                comm="all_reduce",
-                group=group,
-                key=f"total.{role}",
-            )
+    for at, term in terms.items():
+        if term not in draft.values:
+            zero = at_slice(f"$zero.{name.removeprefix('$')}", at)
+            term = draft.like(like, zero, at, role="constant", of="0")
+        layout = laid(like.layout, tuple(axis for axis, _ in like.layout), REPLICATED)
+        total = msgspec.structs.replace(
+            like, name=at_slice(name, at), role=role, layout=layout, slice=at, of=""
         )
+        key = f"total.{name.removeprefix('$')}"
+        way = Way(at_slice(key, at), at, STREAM, TRACED, key=key, slices=tuple(sorted(terms)))
+        comm = collective(draft.logical.mesh, draft.values[term], total, way)
+        if comm is None:
+            return terms
+        totals[at] = draft.value(total)
+        draft.node(comm)
     return totals
 
 
 def _add(draft: Draft, node: Chunk, value: Value, role: str) -> None:
     dtype = "float64" if role == "count" else accumulation_dtype(value.dtype)
     name = at_slice(f"$sum.{role}", node.slice)
-    total = draft.value(Value(name, "sum", (), dtype, of=role, slice=node.slice))
+    # What a microbatch contributes has the layout of the loss, or count, that it made.
+    total = draft.value(
+        Value(name, "sum", TensorType((), dtype), value.layout, of=role, slice=node.slice)
+    )
     draft.node(
         Accumulate(
             name=f"add>{value.name}",

@@ -19,14 +19,15 @@ from piper.passes.loss import report_loss
 from piper.passes.pace import pace
 from piper.passes.transfers import transfer_values
 from piper.passes.whole import check_whole
-from piper.plan.body_spec import TensorSpec
 from piper.plan.types import Optimizer
 
 
 def data_axes(graph: Graph) -> tuple[str, ...]:
-    """The axes that share the batch: those that no place fixes."""
+    """The axes that share the batch: those that no place fixes, unless an owner says that they share
+    something else; ranks that share experts share the batch too."""
     first = next(iter(graph.nodes.values())).slice or Slice()
-    return graph.mesh.free(first)
+    other = {o.axis for n in graph.chunks for o in n.owners if o.shares not in ("batch", "experts")}
+    return tuple(axis for axis in graph.mesh.free(first) if axis not in other)
 
 
 def local_rows(graph: Graph, batch_size: int, calls: Sequence[Call]) -> int:
@@ -49,7 +50,6 @@ def lower_graph(
     logical: Graph,
     *,
     bodies: GetBodies,
-    specs: Mapping[str, TensorSpec],
     flops: Mapping[str, float],
     calls: Sequence[Call],
     device: str = "cpu",
@@ -63,21 +63,21 @@ def lower_graph(
     With the buckets of training, `trained`, it is an evaluation, which keeps parameters as they are
     there and changes none.
     """
-    draft = bind_bodies(logical, bodies, specs)
+    draft = bind_bodies(logical, bodies)
     slices = sorted({node.slice or Slice() for node in logical.nodes.values()})
     axes = data_axes(logical)
     divisor = report_loss(draft, slices, axes)
-    bucketed = trained or make_buckets(logical, specs, calls)
+    bucketed = trained or make_buckets(logical, calls)
     if trained is not None:
         hold_parameters(draft, bucketed)
     else:
         if optimizer is not None:
-            check_whole(optimizer, logical, bucketed, specs, calls)
+            check_whole(optimizer, logical, bucketed, calls)
         gradients = reduce_gradients(draft, bucketed)
         clipping = None
         if clip is not None:
             clipping = measure_norm(
-                draft, bucketed, gradients, slices=slices, data_axes=axes, largest=clip, late=late
+                draft, bucketed, gradients, slices=slices, largest=clip, late=late
             )
         update_parameters(draft, bucketed, gradients, divisor, clipping)
     transfer_values(draft)

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from piper.ir.graph import Graph, OrderEdge
+from piper.ir.layouts import REPLICATED
 from piper.ir.nodes import TRACED, Accumulate, Chunk, Comm, Node
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Value
-from piper.mesh import Group, Slice
+from piper.mesh import Slice
 from piper.passes.buckets import Bucketed
+from piper.passes.relayout import Way, collective, laid
 
 RECEIVE_AHEAD = 2  # chunks before the one that reads what is received
 _REPORTED = ("loss", "count")
@@ -206,11 +209,12 @@ class _Pacing:
             over = gathers[number - keeping.prefetch - 1].users[-1]
             wait = max(wait, over) if over < first else wait
         name = f"gather.{bucket.name}>{names[first]}"
+        shard = self.values[f"$shard.{bucket.name}@{at}"]
         whole = Value(
             f"$gathered.{bucket.name}>{names[first]}",
             "gathered",
-            (bucket.size,),
-            bucket.dtype,
+            TensorType((bucket.size,), bucket.dtype),
+            laid(shard.layout, bucket.over, REPLICATED),
             slice=at,
             bucket=gather.bucket,
             uses=keeping.reuse,
@@ -229,16 +233,9 @@ class _Pacing:
             node = self.changed.get(names[index], self.graph.nodes[names[index]])
             inputs = tuple(parts.get(value, value) for value in node.inputs)
             self.changed[names[index]] = msgspec.structs.replace(node, inputs=inputs)
-        node = Comm(
-            name=name,
-            tags=self.graph.nodes[names[first]].tags,
-            inputs=(f"$shard.{bucket.name}@{at}",),
-            outputs=(whole.name, *parts.values()),
-            slice=at,
-            stream=keeping.gather_stream,
-            origin=keeping.origin,
-            comm="all_gather",
-            group=Group((at,), bucket.over),
-            key=name,
-        )
-        self._dispatch(node, names[wait] if wait >= 0 else None, TRACED)
+        tags = self.graph.nodes[names[first]].tags
+        way = Way(name, at, keeping.gather_stream, keeping.origin, tags)
+        comm = collective(self.graph.mesh, shard, whole, way)
+        assert comm is not None
+        comm = msgspec.structs.replace(comm, outputs=(whole.name, *parts.values()))
+        self._dispatch(comm, names[wait] if wait >= 0 else None, TRACED)

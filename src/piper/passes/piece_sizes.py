@@ -14,7 +14,7 @@ def piece_sizes(graph: Graph) -> dict[int, int]:
     found: dict[int, int] = {}
     for node in graph.chunks:
         sizes = [owner.bucket_size for owner in node.owners if owner.bucket_size is not None]
-        if sizes and node.phase == "F" and not any(o.how == "shard" for o in node.owners):
+        if sizes and node.phase == "F" and not any(o.shares == "experts" for o in node.owners):
             params = [graph.values[n] for n in node.inputs if graph.values[n].role == "param"]
             if sum(value.nbytes for value in params) > min(sizes):
                 found[node.chunk] = min(found.get(node.chunk, sizes[0]), *sizes)

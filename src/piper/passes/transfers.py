@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from piper.ir.nodes import Chunk, Comm, Node
-from piper.mesh import Group, Slice
+from piper.ir.nodes import Chunk, Node
+from piper.mesh import Slice
 from piper.passes.draft import Draft, at_slice
+from piper.passes.relayout import message
 
 
 def transfer_values(draft: Draft) -> None:
@@ -57,26 +58,17 @@ def _transfer(draft: Draft, name: str, reader: Node, ends: _Ends) -> str:
     assert value.slice is not None and reader.slice is not None
     draft.like(value, copy, reader.slice)
     wire = draft.like(value, f"{name}>{reader.slice}", None, role="wire")
-    group = Group((value.slice, reader.slice), ())
     served, maker = ends.reader(reader), ends.maker(name)
     named = (served.transfer if served else "") or (maker.transfer if maker else "")
     stream = message_stream(named, value.slice, reader.slice)
-    for comm, at, source, result in (
-        ("send", value.slice, name, wire),
-        ("recv", reader.slice, wire, copy),
-    ):
-        draft.node(
-            Comm(
-                name=f"{comm}>{copy}",
-                tags=reader.tags,
-                inputs=(source,),
-                outputs=(result,),
-                slice=at,
-                stream=stream,
-                origin=served.origin if served else reader.origin,
-                comm=comm,  # type: ignore[arg-type]
-                group=group,
-                key=copy,
-            )
-        )
+    ends_of_message = message(
+        value,
+        draft.values[wire],
+        draft.values[copy],
+        tags=reader.tags,
+        stream=stream,
+        origin=served.origin if served else reader.origin,
+    )
+    for end in ends_of_message:
+        draft.node(end)
     return copy

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from piper.errors import Call, PlanError
 from piper.ir.graph import Graph
 from piper.passes.buckets import Bucketed
-from piper.plan.body_spec import TensorSpec
 from piper.plan.optimizers import WHOLE
 from piper.plan.types import Optimizer
 
@@ -16,7 +15,6 @@ def check_whole(
     optimizer: Optimizer,
     logical: Graph,
     bucketed: Bucketed,
-    specs: Mapping[str, TensorSpec],
     calls: Sequence[Call],
 ) -> None:
     if optimizer.name not in WHOLE:
@@ -34,11 +32,11 @@ def check_whole(
                 "element alone, such as AdamW",
             )
     if optimizer.name == "Muon":
-        trained = [name for name in specs if bucketed.trains(name)]
-        wrong = [name for name in trained if len(specs[name].shape) != 2]
+        trained = [name for name in logical.values if bucketed.trains(name)]
+        wrong = [name for name in trained if len(logical.values[name].shape) != 2]
         if wrong:
             raise PlanError(
-                f"Muon steps matrices only, but {wrong[0]} is {list(specs[wrong[0]].shape)}",
+                f"Muon steps matrices only, but {wrong[0]} is {list(logical.values[wrong[0]].shape)}",
                 details=[f"{len(wrong)} of {len(trained)} trained parameters are no matrices"],
                 legal="a model whose trained parameters all have two dims, or another optimizer",
             )
@@ -48,6 +46,6 @@ def _shard_origin(logical: Graph, param: str) -> int:
     for node in logical.chunks:
         if param in node.inputs:
             for owner in node.owners:
-                if owner.how == "shard":
+                if owner.shares == "experts":
                     return owner.origin
     return -1

@@ -6,13 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from piper.ir.tensor_type import TensorType
 
-class TensorSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Shape and dtype; `dynamic` means that dim 0 depends on the data."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    dynamic: bool = False
+RefKind = Literal["input", "output", "saved", "kept", "tangent", "grad"]
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -22,7 +18,7 @@ class Ref(msgspec.Struct, frozen=True):
     from BI to BW; `tangent` i is the gradient of output i; `grad` i the gradient of input i.
     """
 
-    kind: Literal["input", "output", "saved", "kept", "tangent", "grad"]
+    kind: RefKind
     index: int
 
 
@@ -42,7 +38,7 @@ class ChunkBodies(msgspec.Struct, frozen=True):
     """
 
     by_phase: dict[str, BodySpec]
-    saved: tuple[TensorSpec, ...]
-    kept: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    grads: dict[int, TensorSpec]
+    saved: tuple[TensorType, ...]
+    kept: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    grads: dict[int, TensorType]

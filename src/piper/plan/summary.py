@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from piper.ir.values import Value
+from piper.ir.tensor_type import TensorType
 from piper.plan.types import Plan, RankClass, Slot
 
 
@@ -46,4 +46,4 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
 
 
 def slot_bytes(slot: Slot) -> int:
-    return Value(slot.name, "activation", slot.shape, slot.dtype, bound=slot.bound).bound_nbytes
+    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from piper.directives.registry import read_directive
 from piper.errors import PlanError
 from piper.ir.graph import Stream
 from piper.ir.history import Record
 from piper.ir.serial import decode_versioned
 from piper.mesh import Group, Mesh, Slice
 
-VERSION = 2
+VERSION = 3
 
 TaskKind = Literal[
     "run", "send", "recv", "all_reduce", "all_to_all", "reduce_scatter", "all_gather",
@@ -204,7 +205,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def plan_from_json(data: bytes) -> Plan:
-    return decode_versioned(data, Plan, version=VERSION)
+    return decode_versioned(data, Plan, version=VERSION, hook=read_directive)
 
 
 class RankPlan(msgspec.Struct, frozen=True):

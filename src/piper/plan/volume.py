@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from piper.ir.values import Value
+from piper.ir.tensor_type import TensorType
 from piper.plan.summary import slot_bytes
 from piper.plan.types import PERSISTENT, Plan, RankClass, Slot, Task
 
@@ -38,4 +38,4 @@ def message_bytes(found: RankClass, task: Task) -> int:
 
 
 def _expected_bytes(slot: Slot) -> int:
-    return Value(slot.name, "activation", slot.shape, slot.dtype).nbytes
+    return TensorType(slot.shape, slot.dtype).nbytes

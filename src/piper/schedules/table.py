@@ -11,7 +11,7 @@ Kind = Literal["F", "B", "BI", "BW"]
 LETTER: dict[Kind, str] = {"F": "F", "B": "B", "BI": "I", "BW": "W"}
 
 
-class Action(msgspec.Struct, frozen=True, order=True):
+class Action(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     """One phase of one stage for one microbatch, of one direction where there are two."""
 
     stage: int
@@ -24,7 +24,7 @@ class Action(msgspec.Struct, frozen=True, order=True):
         return text if self.direction is None else f"d{self.direction}:{text}"
 
 
-class Cell(msgspec.Struct, frozen=True):
+class Cell(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a rank runs at a time: one action, or several that start and end together.
 
     `OVERLAP_F_B` runs a forward and a backward side by side; `FUSED` runs its actions one after

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
-from piper import schedules
+from piper.directives.declare_mesh import DeclareMesh
+from piper.directives.declare_stream import DeclareStream
+from piper.directives.order import Order
+from piper.directives.place import Place
+from piper.directives.replicate import Replicate
+from piper.directives.shard import Shard
+from piper.directives.split import Split
 from piper.errors import StrategyError
+from piper.ir.byte_sizes import parse_size
 from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.select import ANY, Selector, where
-from piper.mesh import Mesh, Slice
+from piper.mesh import Slice
 from piper.strategies.published import MEGABYTE, filter_of
+
+JsonEntry = dict[str, Any]
 
 
 class _Program(Protocol):
@@ -30,90 +38,82 @@ def to_json(program: _Program) -> str:
 
 
 class _Export:
+    """The entries of all directives, one after the other."""
+
     def __init__(self, graph: Graph, history: Sequence[Record]) -> None:
         self.graph = graph
         self.history = history
-        self.calls = [_arguments(record, graph.mesh) for record in history]
-        self.places = [
-            (args[0], args[1])
-            for record, (args, _) in zip(history, self.calls, strict=True)
-            if record.call.name == "place"
-        ]
+        self.places = [r.directive for r in history if isinstance(r.directive, Place)]
+        self.writers: dict[type, Callable[[int, Record, Any], Iterator[JsonEntry]]] = {
+            DeclareMesh: self._mesh,
+            DeclareStream: self._stream,
+            Place: self._place,
+            Replicate: self._replicate,
+            Shard: self._shard,
+            Split: self._split,
+            Order: self._order,
+        }
 
-    def entries(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+    def entries(self) -> list[JsonEntry]:
+        entries: list[JsonEntry] = []
         for origin, record in enumerate(self.history):
-            write = getattr(self, f"_{record.call.name}", None)
+            write = self.writers.get(type(record.directive))
             if write is None:
                 self._refuse(record, "there is no such directive in the published form")
-            found += write(origin, record, *self.calls[origin])
-        return found
+            entries += write(origin, record, record.directive)
+        return entries
 
     def _refuse(self, record: Record, why: str) -> NoReturn:
         raise StrategyError(
             f"this has no published form: {why}", call=record.call, details=[str(record)]
         )
 
-    def _mesh(
-        self, origin: int, record: Record, args: Any, kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
+    def _mesh(self, origin: int, record: Record, mesh: DeclareMesh) -> Iterator[JsonEntry]:
         yield from ()  # lists of devices say it all
 
-    def _stream(
-        self, origin: int, record: Record, args: Any, kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
-        if kwargs:
-            self._refuse(record, f"a stream has no {', '.join(kwargs)} there")
+    def _stream(self, origin: int, record: Record, stream: DeclareStream) -> Iterator[JsonEntry]:
+        _, options = stream.arguments()
+        if options:
+            self._refuse(record, f"a stream has no {', '.join(options)} there")
         yield from ()  # declared by whoever names it
 
-    def _place(
-        self, origin: int, record: Record, args: Any, kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
-        selector, at = args
-        self._check(record, kwargs, ("stream",))
+    def _place(self, origin: int, record: Record, place: Place) -> Iterator[JsonEntry]:
         yield {
             "op": "place",
-            "filter": self._filter(record, selector),
-            "devices": self._devices(at),
-            **kwargs,
+            "filter": self._filter(record, place.selector),
+            "devices": self._devices(place.at),
+            **_named(stream=place.stream),
         }
 
-    def _replicate(
-        self, origin: int, record: Record, args: Any, kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
-        known = ("over", "zero", "reduce_stream", "gather_stream", "bucket_size")
-        self._check(record, kwargs, known)
-        options: dict[str, Any] = {}
-        for field in ("reduce_stream", "gather_stream"):
-            if kwargs.get(field) is not None:
-                options[field] = kwargs[field]
-        if kwargs.get("bucket_size") is not None:
-            size = kwargs["bucket_size"] / MEGABYTE
-            options["bucket_size"] = int(size) if size == int(size) else size
-        zero = kwargs.get("zero", 0)
-        if zero == 1:
+    def _replicate(self, origin: int, record: Record, copied: Replicate) -> Iterator[JsonEntry]:
+        _, options = copied.arguments()
+        more = [field for field in options if field in ("prefetch", "reuse")]
+        if more:
+            self._refuse(record, f"there is no {', '.join(more)}")
+        if copied.zero == 1:
             self._refuse(record, "there is zero=0, 2 and 3")
-        options |= {"shard_grads": True} if zero >= 2 else {}
-        options |= {"shard_params": True} if zero == 3 else {}
-        yield from self._over_groups(record, "replicate", args[0], kwargs["over"], options)
+        published = _named(
+            reduce_stream=copied.reduce_stream,
+            gather_stream=copied.gather_stream,
+            bucket_size=_megabytes(copied.bucket_size, record),
+            shard_grads=copied.zero >= 2 or None,
+            shard_params=copied.zero == 3 or None,
+        )
+        yield from self._over_groups(record, "replicate", copied, published)
 
-    def _shard(
-        self, origin: int, record: Record, args: Any, kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
-        self._check(record, kwargs, ("over", "stream"))
-        options = {"stream": kwargs["stream"]} if kwargs.get("stream") else {}
-        yield from self._over_groups(record, "shard", args[0], kwargs["over"], options)
+    def _shard(self, origin: int, record: Record, shard: Shard) -> Iterator[JsonEntry]:
+        yield from self._over_groups(record, "shard", shard, _named(stream=shard.stream))
 
-    def _split(
-        self, origin: int, record: Record, args: Any, kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
-        selector, tag, num = args
-        found = self._filter(record, selector)
-        yield {"op": "split", "filter": found, "dim_name": tag, "num_microbatches": num}
+    def _split(self, origin: int, record: Record, split: Split) -> Iterator[JsonEntry]:
+        selected = self._filter(record, split.selector)
+        yield {
+            "op": "split",
+            "filter": selected,
+            "dim_name": split.tag,
+            "num_microbatches": split.num,
+        }
 
-    def _order(
-        self, origin: int, record: Record, args: Any, kwargs: Any
-    ) -> Iterator[dict[str, Any]]:
+    def _order(self, origin: int, record: Record, asked: Order) -> Iterator[JsonEntry]:
         """One entry, or one per row of a table; what no chunk answers to is left out."""
         for order in self.graph.orders:
             if order.origin == origin:
@@ -134,15 +134,15 @@ class _Export:
         self,
         record: Record,
         op: str,
-        selector: Selector,
-        over: str | Sequence[str],
-        options: dict[str, Any],
-    ) -> Iterator[dict[str, Any]]:
+        owner: Replicate | Shard,
+        options: JsonEntry,
+    ) -> Iterator[JsonEntry]:
         """The entry of each place that the selector meets, since devices are named there."""
         mesh = self.graph.mesh
-        axes = {over} if isinstance(over, str) else set(over)
-        for chosen, at in self.places or [(where(), Slice())]:
-            both = _both(selector, chosen)
+        axes = {owner.over} if isinstance(owner.over, str) else set(owner.over)
+        for place in self.places or [Place(where(), Slice())]:
+            at = place.at
+            both = _both(owner.selector, place.selector)
             if both is None or not self._selects(both):
                 continue
             missed = [a for a in mesh.free(at) if a not in axes and mesh.size_of((a,)) > 1]
@@ -150,8 +150,8 @@ class _Export:
                 why = f"{op} goes over all devices of a place there, but {','.join(missed)} is left out"
                 self._refuse(record, why)
             if not missed:
-                found = self._filter(record, both)
-                yield {"op": op, "filter": found, "devices": self._devices(at), **options}
+                selected = self._filter(record, both)
+                yield {"op": op, "filter": selected, "devices": self._devices(at), **options}
 
     def _devices(self, at: Slice) -> list[int]:
         return list(self.graph.mesh.ranks(at))
@@ -159,26 +159,22 @@ class _Export:
     def _selects(self, selector: Selector) -> bool:
         return any(selector.matches(node) for node in self.graph.nodes.values())
 
-    def _filter(self, record: Record, selector: Selector) -> dict[str, Any]:
+    def _filter(self, record: Record, selector: Selector) -> JsonEntry:
         if selector.comm:
             self._refuse(record, "a filter selects no communication there")
         return filter_of(selector)
 
-    def _check(self, record: Record, kwargs: dict[str, Any], known: Sequence[str]) -> None:
-        more = [key for key in kwargs if key not in known]
-        if more:
-            self._refuse(record, f"there is no {', '.join(more)}")
+
+def _named(**fields: Any) -> JsonEntry:
+    """The fields that have a value."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _arguments(record: Record, mesh: Mesh) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a directive was given: a record's arguments are code."""
-    names = {
-        "given": lambda *args, **kwargs: (args, kwargs),
-        "where": where,
-        "mesh": mesh,
-        "piper": SimpleNamespace(schedules=schedules, Mesh=Mesh),
-    }
-    return eval(f"given({record.arguments})", names)
+def _megabytes(size: int | str | None, record: Record) -> int | float | None:
+    if size is None:
+        return None
+    megabytes = parse_size(size, call=record.call) / MEGABYTE
+    return int(megabytes) if megabytes == int(megabytes) else megabytes
 
 
 def _both(one: Selector, other: Selector) -> Selector | None:

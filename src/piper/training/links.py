@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from piper.runtime.launch.signals import default_signals
+
 SIZES = {"1 KiB": 2**10, "16 MiB": 2**24}
 SECONDS = 0.3  # for each measurement
 START_SECONDS = 60
@@ -50,6 +52,7 @@ def measure_links(backend: str = "gloo") -> list[dict[str, Any]]:
 
 
 def _main(backend: str, store: str, rank: int) -> None:
+    default_signals()
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":

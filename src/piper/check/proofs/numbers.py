@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.ir.values import accumulation_dtype
+from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.keys import KEY
 from piper.plan.types import Bucket, Slot
 

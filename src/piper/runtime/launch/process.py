@@ -18,6 +18,7 @@ from piper.runtime.failure.board import PULSE, Board
 from piper.runtime.launch.member import Member, leave, told
 from piper.runtime.launch.mps import clear_away
 from piper.runtime.launch.pickles import receive, send
+from piper.runtime.launch.signals import default_signals
 
 LOOK_SECONDS = 0.5
 _ending = threading.Lock()
@@ -25,6 +26,7 @@ _ending = threading.Lock()
 
 def main(rank: int, descriptor: int, folder: str, make: Callable[..., Member] = Member) -> None:
     """Serve `rank`; the driver is at the other end of the socket `descriptor`."""
+    default_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's, who then ends us
     os.set_inheritable(descriptor, False)
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
-from piper.ir.values import accumulation_dtype
+from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.types import Optimizer
 from piper.runtime.factory import make_optimizer, step_of
 

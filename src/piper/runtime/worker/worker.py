@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
-from piper.ir.values import accumulation_dtype
+from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.types import PERSISTENT, Plan, Slot, Task, bind
 from piper.runtime.failure.board import STEP, Board
 from piper.runtime.order.device_order import DeviceOrder

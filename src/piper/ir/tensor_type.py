@@ -1,0 +1,52 @@
+"""TensorType: what is known of a tensor without its numbers: shape, dtype, and a bound on its rows."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex128": 16, "uint64": 8,
+    "uint32": 4, "uint16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+class TensorType(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Shape and dtype. With `bound`, dim 0 depends on the data: `shape[0]` is the number of rows to
+    expect and `bound` the most there can be."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    bound: int | None = None
+
+    def __str__(self) -> str:
+        sizes = [str(size) for size in self.shape]
+        if self.bound is not None:
+            sizes[0] += f"<={self.bound}"
+        return f"{self.dtype}[{','.join(sizes)}]"
+
+    @property
+    def size(self) -> int:
+        """The number of elements to expect."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * dtype_bytes(self.dtype)
+
+    @property
+    def bound_nbytes(self) -> int:
+        if self.bound is None:
+            return self.nbytes
+        return self.bound * math.prod(self.shape[1:]) * dtype_bytes(self.dtype)
+
+
+def dtype_bytes(dtype: str) -> int:
+    return _BYTES.get(dtype, 4)
+
+
+def accumulation_dtype(dtype: str) -> str:
+    """Where gradients of this dtype are summed: float64 stays, everything else is float32."""
+    return "float64" if dtype == "float64" else "float32"

@@ -1,0 +1,83 @@
+"""foresight: the complete logical graph in; for each chunk, what bodies would read and write, out.
+
+Nothing is traced. A backward is taken to read all parameters of its forward, and a BW none, so that
+gathers of parameters are foreseen at their most.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from piper.ir.graph import Graph
+from piper.ir.layouts import local
+from piper.ir.nodes import Chunk
+from piper.ir.routing import ExpertForm
+from piper.ir.tensor_type import TensorType
+from piper.passes.bind import GetBodies
+from piper.plan.body_spec import BodySpec, ChunkBodies, Ref, RefKind
+
+
+def foreseen_bodies(logical: Graph) -> GetBodies:
+    backwards: dict[str, list[Chunk]] = defaultdict(list)
+    for node in logical.chunks:
+        if node.forward:
+            backwards[node.forward].append(node)
+
+    def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
+        return _bodies(logical, node, backwards[node.name])
+
+    return bodies
+
+
+def _bodies(logical: Graph, node: Chunk, backwards: list[Chunk]) -> ChunkBodies:
+    outputs = [name for name in node.outputs if logical.values[name].role != "saved"]
+    gradients = {
+        node.inputs.index(logical.values[name].of): name
+        for backward in backwards
+        for name in backward.outputs
+        if logical.values[name].role in ("grad", "param_grad")
+    }
+    read = {name for backward in backwards for name in backward.inputs}
+    tangents = [i for i, name in enumerate(outputs) if _flows(logical, name, read)]
+    params = [i for i, name in enumerate(node.inputs) if logical.values[name].role == "param"]
+    inner = [i for i in gradients if i not in params]
+    weights = [i for i in gradients if i in params]
+    arriving = _refs("tangent", tangents)
+    needed = (*arriving, *_refs("input", params))
+    kept = (Ref("kept", 0),)
+    by_phase = {
+        "F": _body(_refs("input", range(len(node.inputs))), _refs("output", range(len(outputs)))),
+        "B": _body(needed, _refs("grad", gradients)),
+        "BI": _body(needed, (*_refs("grad", inner), *kept)) if inner else None,
+        "BW": _body(kept if inner else arriving, _refs("grad", weights)) if weights else None,
+    }
+    return ChunkBodies(
+        by_phase={phase: body for phase, body in by_phase.items() if body},
+        saved=(),
+        kept=(TensorType(),),
+        outputs=tuple(_local(logical, name) for name in outputs),
+        grads={index: _local(logical, name) for index, name in gradients.items()},
+    )
+
+
+def _flows(logical: Graph, output: str, read: set[str]) -> bool:
+    """Whether a backward is given the gradient of an output."""
+    return any(
+        logical.values[name].of in (output, output.partition("[")[0])
+        and logical.values[name].role in ("grad", "constant")
+        for name in read
+    )
+
+
+def _refs(kind: RefKind, indexes: Iterable[int]) -> tuple[Ref, ...]:
+    return tuple(Ref(kind, index) for index in indexes)
+
+
+def _body(inputs: tuple[Ref, ...], outputs: tuple[Ref, ...]) -> BodySpec:
+    return BodySpec("", inputs, outputs, 0.0)
+
+
+def _local(logical: Graph, name: str) -> TensorType:
+    value = logical.values[name]
+    return local(value.type, value.layout, logical.mesh)
