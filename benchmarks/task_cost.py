@@ -17,6 +17,7 @@ from transformer import Sizes, Transformer, make_batch, step
 import piper
 from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
+from piper.plan.tasks import Run
 from piper.plan.types import RankPlan, bind
 from piper.runtime.launch.shares import share_of
 from piper.runtime.order.host_order import HostOrder
@@ -61,10 +62,10 @@ def experts() -> tuple[Job, dict[str, Tensor]]:
 def empty_worker(job: Job, rank: int) -> Worker:
     """A Worker whose bodies return prepared tensors, and whose Updates change nothing."""
     me = bind(job.plan, rank)
-    made = {job.bodies[t.body]: _prepared(me, t.writes) for t in me.tasks if t.body}
+    made = {job.bodies[t.body]: _prepared(me, t.writes) for t in me.tasks if isinstance(t, Run)}
     with (
         mock.patch("piper.runtime.worker.functions.load", made.__getitem__),
-        mock.patch("piper.runtime.worker.worker.Updater", _NoUpdate),
+        mock.patch("piper.runtime.worker.handlers.Updater", _NoUpdate),
     ):
         return Worker(job.plan, rank, bodies=job.bodies, transport=NullTransport())
 

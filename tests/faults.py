@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
 from piper.check import World, compressed, expanded
 from piper.check.proofs.limit import peaks
-from piper.plan.types import PERSISTENT, Plan, RankClass, Task
+from piper.ir.communication import COMMUNICATION
+from piper.plan.slots import STAYING
+from piper.plan.tasks import Add, Task
+from piper.plan.types import Plan, RankClass
+from tests.tasks import with_slots
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class Fault:
 
 
 Plant = Callable[[Plan], Iterator[Fault]]
-COLLECTIVES = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+COLLECTIVES = tuple(name for name, row in COMMUNICATION.items() if not row.is_message)
 
 
 def with_tasks(plan: Plan, number: int, tasks: Iterable[Task]) -> Plan:
@@ -73,7 +78,7 @@ def moved(tasks: tuple[Task, ...], index: int, to: int) -> list[int]:
     return order
 
 
-def each(plan: Plan, *kinds: str) -> Iterator[tuple[int, RankClass, int, Task]]:
+def each(plan: Plan, *kinds: str) -> Iterator[tuple[int, RankClass, int, Any]]:
     for number, part in enumerate(plan.classes):
         for index, task in enumerate(part.tasks):
             if not kinds or task.kind in kinds:
@@ -103,8 +108,8 @@ def swapped_sends(plan: Plan) -> Iterator[Fault]:
             if other is not None:
                 tasks = list(part.tasks)
                 a, b = tasks[other], task
-                tasks[other] = msgspec.structs.replace(a, reads=b.reads, key=b.key)
-                tasks[index] = msgspec.structs.replace(b, reads=a.reads, key=a.key)
+                tasks[other] = msgspec.structs.replace(a, source=b.source, key=b.key)
+                tasks[index] = msgspec.structs.replace(b, source=a.source, key=a.key)
                 yield fault(with_tasks(plan, number, tasks), "messages", a.name, b.name)
 
 
@@ -154,14 +159,14 @@ def doubled_free(plan: Plan) -> Iterator[Fault]:
 def freed_what_stays(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan):
         for slot in task.reads:
-            if part.slots[slot].kind in PERSISTENT and part.slots[slot].base < 0:
+            if part.slots[slot].kind in STAYING and part.slots[slot].base < 0:
                 changes = changed(plan, number, index, frees=(*task.frees, slot))
                 yield fault(changes, "memory", task.name)
 
 
 def dropped_update(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan, "update"):
-        writer = max(i for i, t in enumerate(part.tasks) if task.reads[0] in t.writes and i < index)
+        writer = max(i for i, t in enumerate(part.tasks) if task.gradient in t.writes and i < index)
         name = part.tasks[writer].name
         yield fault(with_tasks(plan, number, without(part.tasks, index)), "updates", name)
 
@@ -240,20 +245,11 @@ def reused_early(plan: Plan) -> Iterator[Fault]:
                         same = (like.shape, like.dtype, like.bound, like.memory)
                         if same == (known.shape, known.dtype, known.bound, known.memory):
                             if other not in task.reads:
-                                tasks = [_renamed(t, slot, other) for t in part.tasks]
+                                tasks = [with_slots(t, {slot: other}) for t in part.tasks]
                                 yield fault(with_tasks(plan, number, tasks), "memory", task.name)
                             break
                     live.append(slot)
             live = [slot for slot in live if slot not in task.frees]
-
-
-def _renamed(task: Task, old: int, new: int) -> Task:
-    def names(slots: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(new if slot == old else slot for slot in slots)
-
-    return msgspec.structs.replace(
-        task, reads=names(task.reads), writes=names(task.writes), frees=names(task.frees)
-    )
 
 
 def over_the_limit(plan: Plan) -> Iterator[Fault]:
@@ -317,10 +313,10 @@ def _shared(plan: Plan, number: int, index: int, before: Task, new: dict[int, in
     part = plan.classes[number]
     whole = before.writes[0]
     tasks = [
-        msgspec.structs.replace(
-            t,
-            reads=tuple(new.get(s, s) for s in t.reads),
-            frees=tuple(new.get(s, s) for s in t.frees if s != whole),
+        with_slots(
+            msgspec.structs.replace(t, frees=tuple(s for s in t.frees if s != whole)),
+            new,
+            fields=(*t.READS, "frees"),
         )
         for t in part.tasks
     ]
@@ -368,7 +364,7 @@ def lost_add(plan: Plan) -> Iterator[Fault]:
                 continue
             tasks[index] = msgspec.structs.replace(
                 task,
-                reads=tuple(task.reads[i] for i in keep),
+                terms=tuple(task.terms[i] for i in keep),
                 first=tuple(task.first[i] for i in keep),
                 offsets=tuple(task.offsets[i] for i in keep),
                 frees=tuple(s for s in task.frees if s != slot),
@@ -388,10 +384,14 @@ def sum_started_again(plan: Plan) -> Iterator[Fault]:
 def sum_never_started(plan: Plan) -> Iterator[Fault]:
     """The first add of a step goes on from what the last step has left."""
     for number, part, index, task in each(plan, "add"):
-        zeroed = any(t.zeros and t.writes == task.writes for t in part.tasks)
+        zeroed = any(_zeros(t) and t.writes == task.writes for t in part.tasks)
         if task.first and all(task.first) and not zeroed:
             first = (False,) * len(task.first)
             yield fault(changed(plan, number, index, first=first), "memory updates", task.name)
+
+
+def _zeros(task: Task) -> bool:
+    return isinstance(task, Add) and task.zeros
 
 
 def early_read(plan: Plan) -> Iterator[Fault]:
@@ -403,10 +403,10 @@ def early_read(plan: Plan) -> Iterator[Fault]:
                 fresh = part.slots[slot].kind in ("temp", "sum", "gathered", "host")
                 written = any(slot in t.writes for t in part.tasks[: index + 1])
                 if task.kind == "run" and fresh and not written:
-                    reads = (*task.reads, slot)
+                    inputs = (*task.inputs, slot)
                     gathered = part.slots[slot].kind == "gathered" or (part.slots[slot].base >= 0)
                     yield fault(
-                        changed(plan, number, index, reads=reads),
+                        changed(plan, number, index, inputs=inputs),
                         "gathers" if gathered else "memory",
                         task.name,
                     )
@@ -423,7 +423,7 @@ def norm_of_another(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan, "norm"):
         for other in part.tasks[:index]:
             if other.kind == "norm":
-                changes = changed(plan, number, index, reads=other.reads, weights=other.weights)
+                changes = changed(plan, number, index, gradient=other.gradient, weight=other.weight)
                 yield fault(changes, "updates", task.name)
 
 

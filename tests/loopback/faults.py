@@ -10,7 +10,8 @@ import msgspec
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import RunError
-from piper.plan.types import Plan, RankClass, Task
+from piper.plan.tasks import Task
+from piper.plan.types import Plan, RankClass
 from piper.runtime.transport.loopback import Loopback
 from piper.training.verify import Trained, compare
 
@@ -32,7 +33,7 @@ def without_waits(plan: Plan, waiting: str, awaited: str) -> Plan:
     """No task of one kind (or phase) waits for tasks of another kind any more."""
 
     def change(part: RankClass, index: int, task: Task) -> Task:
-        if waiting not in (task.kind, task.phase):
+        if waiting not in (task.kind, getattr(task, "phase", "")):
             return task
         left = tuple(w for w in task.waits if part.tasks[w].kind != awaited)
         return msgspec.structs.replace(task, waits=left)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from piper.plan.types import Slot
+from piper.plan.slots import Slot
 from piper.runtime.worker.worker import Worker
 
 

@@ -10,7 +10,8 @@ import pytest
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import RunError
-from piper.plan.types import Plan, RankClass, Task
+from piper.plan.tasks import Task
+from piper.plan.types import Plan, RankClass
 from piper.runtime.transport.loopback import Loopback
 from piper.training.verify import compare, train_one_device
 from tests.strategies import strategy_of
@@ -93,8 +94,8 @@ def test_two_sends_swapped() -> None:
     sends = [i for i, task in enumerate(tasks) if task.kind == "send"]
     a, b = sends[0], sends[1]
     tasks[a], tasks[b] = (
-        msgspec.structs.replace(tasks[a], reads=tasks[b].reads, key=tasks[b].key),
-        msgspec.structs.replace(tasks[b], reads=tasks[a].reads, key=tasks[a].key),
+        msgspec.structs.replace(tasks[a], source=tasks[b].source, key=tasks[b].key),
+        msgspec.structs.replace(tasks[b], source=tasks[a].source, key=tasks[a].key),
     )
     assert _fails(job, _with_tasks(job.plan, 0, tasks))
 

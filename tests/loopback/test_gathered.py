@@ -16,7 +16,8 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.api.run import Run
-from piper.plan.types import Plan, RankClass, Task
+from piper.plan.tasks import Task
+from piper.plan.types import Plan, RankClass
 from piper.runtime.transport.loopback import Loopback
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel

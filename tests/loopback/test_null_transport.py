@@ -8,6 +8,7 @@ from examples import dense
 
 import piper
 from piper.bodies.leaves import batch_leaves
+from piper.plan.tasks import Comm
 from piper.plan.types import bind
 from piper.runtime.launch.shares import share_of
 from piper.runtime.transport.null import NullTransport
@@ -47,7 +48,7 @@ def test_a_rank_alone_runs_all_of_its_tasks(zero: int) -> None:
     leaves = share_of(job.plan, batch_leaves(dense.batch()), me.data_rank)
     assert math.isfinite(worker.step(leaves)["loss"])
     first = list(transport.moved)
-    assert len(first) == sum(t.group >= 0 and t.kind != "read" for t in me.tasks)
+    assert len(first) == sum(isinstance(t, Comm) for t in me.tasks)
     transport.moved.clear()
     worker.step(leaves)
     assert transport.moved == first

@@ -11,7 +11,7 @@ import torch
 import piper
 from piper.api.job import Job
 from piper.api.program import Program
-from piper.plan.types import Slot
+from piper.plan.slots import Slot
 from piper.runtime.worker.storages import optimizer_tensors
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel

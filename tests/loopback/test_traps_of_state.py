@@ -16,7 +16,8 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.plan.types import RankClass, Task
+from piper.plan.tasks import Task
+from piper.plan.types import RankClass
 from piper.runtime.transport.loopback import Loopback
 from piper.runtime.worker.storages import optimizer_tensors
 from piper.strategies import parallel
@@ -73,7 +74,7 @@ def _ones_for_tangents(job: Job, worker: Any) -> None:
     }
     for index, task in enumerate(worker.me.tasks):
         node = job.graph.nodes[task.name]
-        if task.phase in ("B", "BI") and node.tag("PP") == 1:
+        if task.kind == "run" and task.phase in ("B", "BI") and node.tag("PP") == 1:
             for slot in (i for i in task.reads if worker.me.slots[i].name in made):
                 worker.starts[index] = _filling(worker, slot, worker.starts[index])
 
@@ -93,7 +94,9 @@ def test_trap_02_a_bi_waits_for_the_exchange_that_brings_its_gradient() -> None:
         task
         for part in job.plan.classes
         for task in part.tasks
-        if task.phase == "BI" and any(part.tasks[w].kind == "all_to_all" for w in task.waits)
+        if task.kind == "run"
+        and task.phase == "BI"
+        and any(part.tasks[w].kind == "all_to_all" for w in task.waits)
     ]
     experts = [n for n in job.graph.chunks if n.phase == "BI" and n.tag("EP") is not None]
     assert len(waiting) >= len(experts) > 0

@@ -14,7 +14,10 @@ from piper.cli.main import main
 from piper.errors import CheckError
 from piper.ir.graph import Stream
 from piper.mesh import Group, Mesh, Slice
-from piper.plan.types import Optimizer, Plan, RankClass, Slot, Task
+from piper.plan.slots import Slot
+from piper.plan.tasks import Task
+from piper.plan.types import Optimizer, Plan, RankClass
+from tests.tasks import BODY, comm, run
 
 HALVES = (Slice((("pp", 0),)), Slice((("pp", 1),)))
 X = Slot("x", "temp", (4,), "float32")
@@ -38,24 +41,24 @@ def _plan(*tasks: list[Task], slots: tuple[Slot, ...], num_streams: int, device:
         seed=0,
         device=device,
         clip=None,
-        bodies=(),
+        bodies=(BODY,),
     )
 
 
 def _waiting(num: int, *, chained: bool = False, device: str = "cuda") -> Plan:
     """One rank sends on `num` streams, the other receives; `chained`: one after the other."""
     slots = tuple(msgspec.structs.replace(X, name=f"x{i}") for i in range(num))
-    made = [Task("run", "make", 0, writes=tuple(range(num)))]
+    made: list[Task] = [run("make", 0, writes=range(num))]
     sends = [
-        Task("send", f"send{i}", i, (0,) if i else (), reads=(i,), frees=(i,), group=0, key=f"k{i}")
+        comm("send", f"send{i}", i, i, waits=(0,) if i else (), frees=(i,), key=f"k{i}")
         for i in range(num)
     ]
     recvs = [
-        Task("recv", f"recv{i}", i, (i - 1,) if chained and i else (), writes=(i,), group=0, key=f"k{i}")
+        comm("recv", f"recv{i}", i, waits=(i - 1,) if chained and i else (), target=i, key=f"k{i}")
         for i in range(num)
-    ]  # fmt: skip
+    ]
     every = tuple(range(num))
-    end = [Task("run", "use", 0, waits=every, reads=every, frees=every)]
+    end: list[Task] = [run("use", 0, waits=every, reads=every, frees=every)]
     return _plan(made + sends, recvs + end, slots=slots, num_streams=num, device=device)
 
 
@@ -85,8 +88,8 @@ def test_a_circle_over_two_ranks_is_shown() -> None:
     """Each rank sends what it has received; nobody begins."""
     tasks = []
     for key, other in (("a", "b"), ("b", "a")):
-        recv = Task("recv", f"recv.{key}", 0, writes=(0,), group=0, key=key)
-        send = Task("send", f"send.{other}", 1, (0,), reads=(0,), frees=(0,), group=0, key=other)
+        recv = comm("recv", f"recv.{key}", 0, target=0, key=key)
+        send = comm("send", f"send.{other}", 1, 0, waits=(0,), frees=(0,), key=other)
         tasks.append([recv, send])
     # Messages of both directions travel on streams of their own.
     tasks[1] = [msgspec.structs.replace(t, stream=1 - t.stream) for t in tasks[1]]
@@ -106,11 +109,15 @@ def test_a_circle_over_two_ranks_is_shown() -> None:
     ("changes", "words"),
     [
         ({"stream": 9}, "a stream that does not exist"),
-        ({"reads": (77,)}, "a slot that does not exist"),
+        ({"source": 77}, "a slot that does not exist"),
         ({"waits": (77,)}, "waits for a task that does not exist"),
         ({"group": 5}, "a group that does not exist"),
-        ({"group": -1}, "has no group"),
-        ({"reads": ()}, "has 0 reads and 0 writes"),
+        ({"group": -1}, "a group that does not exist"),
+        ({"source": -1}, "does not bring and leave what a send does"),
+        ({"target": 0}, "does not bring and leave what a send does"),
+        ({"splits": 0}, "sends rows by number, which a send cannot"),
+        ({"comm": "sent"}, "is a communication 'sent', which does not exist"),
+        ({"origin": 3}, "comes from a directive that does not exist"),
     ],
 )
 def test_numbers_that_name_nothing(changes: dict[str, object], words: str) -> None:

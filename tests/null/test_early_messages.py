@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from piper.check.local_order import Local
-from piper.compiler import driver
+from piper.passes import lower
 from piper.passes.early_messages import early_messages
+from piper.plan.local_order import Local
 from piper.plan.types import Plan, RankClass
 from tests.matrix import Cell
 
@@ -29,7 +29,7 @@ def _emitted(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> tuple[list[RankClas
         emitted.append(rank_class)
         return early_messages(rank_class)
 
-    monkeypatch.setattr(driver, "early_messages", noting)
+    monkeypatch.setattr(lower, "early_messages", noting)
     return emitted, cell.job().plan
 
 

@@ -37,7 +37,7 @@ def test_text_and_json_parse_back(graphs: list[Graph]) -> None:
 def test_text_that_is_no_graph_is_refused_with_its_line() -> None:
     with pytest.raises(PlanError, match="line 2"):
         graph_from_text("graph logical\nnonsense here\n")
-    with pytest.raises(PlanError, match="of another version"):
+    with pytest.raises(PlanError, match="of version 99 is not readable"):
         graph_from_json(b'{"level":"logical","nodes":{},"values":{},"version":99}')
 
 

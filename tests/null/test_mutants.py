@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 from piper.check import World, check_plan, compressed, expanded, problems
-from piper.compiler import driver
 from piper.errors import CheckError
-from piper.plan.types import Plan, RankClass, Slot
+from piper.ir.communication import COMMUNICATION
+from piper.passes import lower
+from piper.plan.slots import Slot
+from piper.plan.types import Plan, RankClass
 from piper.strategies import parallel
 from tests.faults import FAULTS, Fault
 from tests.plans import NAMES, plan_of
@@ -198,7 +200,7 @@ def _runs(world: World, steps: int = 2) -> bool:
                         ready = bool(box)
                         if box and box.pop(0) != task.key:
                             return False
-                    elif task.kind in ("all_reduce", "all_to_all", "reduce_scatter", "all_gather"):
+                    elif task.kind in COMMUNICATION:
                         where = world.communicator(party, task)
                         if (me, done[me], index) not in joined:
                             joined[me, done[me], index] = (where, turn[(where, me)])
@@ -230,14 +232,14 @@ def test_good_plans_run() -> None:
 
 def test_lower_checks_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that forgets its waits makes no plan."""
-    good = driver.early_messages
+    good = lower.early_messages
 
     def careless(rank_class: RankClass) -> RankClass:
         final = good(rank_class)
         tasks = tuple(msgspec.structs.replace(task, waits=()) for task in final.tasks)
         return msgspec.structs.replace(final, tasks=tasks)
 
-    monkeypatch.setattr(driver, "early_messages", careless)
+    monkeypatch.setattr(lower, "early_messages", careless)
     with pytest.raises(CheckError, match="does not wait for") as refused:
         program_of("tied").apply(parallel(pp=2, microbatches=2)).lower()
     assert "from place (" in str(refused.value), "the witness names the directive"

@@ -7,13 +7,16 @@ import itertools
 import pytest
 
 from piper.check import check_plan, compressed
-from piper.check.local_order import Local
 from piper.check.proofs.limit import peaks
 from piper.passes.shared_buffers import share_buffers
+from piper.plan.local_order import Local
+from piper.plan.slots import Slot
 from piper.plan.summary import slot_bytes
-from piper.plan.types import Plan, Slot, Task
+from piper.plan.tasks import Task
+from piper.plan.types import Plan
 from piper.strategies import parallel
 from tests.plans import NAMES, plan_of
+from tests.tasks import comm, run
 from tests.zoo import ADAMW, program_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
@@ -25,9 +28,9 @@ def _received(num: int, *, apart: int = 1, stream: int = COMPUTE) -> tuple[list[
     slots = [Slot(f"x{i}", "temp", (4,), "float32") for i in range(num)]
     tasks = []
     for i in range(num):
-        tasks.append(Task("recv", f"recv{i}", MESSAGES, writes=(i,)))
-        tasks.append(Task("run", f"F{i}", stream, reads=(i,), frees=(i,)))
-        tasks += [Task("run", f"other{i}.{j}", COMPUTE) for j in range(apart - 1)]
+        tasks.append(comm("recv", f"recv{i}", MESSAGES, target=i))
+        tasks.append(run(f"F{i}", stream, reads=(i,), frees=(i,)))
+        tasks += [run(f"other{i}.{j}", COMPUTE) for j in range(apart - 1)]
     return slots, tasks
 
 
@@ -50,7 +53,7 @@ def test_a_receive_waits_for_a_buffer_that_two_chunks_have_passed_since() -> Non
 
 def test_a_buffer_that_is_free_anyway_is_taken_at_once() -> None:
     slots, tasks = _received(3)
-    tasks[2] = Task("recv", "recv1", MESSAGES, writes=(1,))
+    tasks[2] = comm("recv", "recv1", MESSAGES, target=1)
     after: list[set[int]] = [set(), set(), {1}, set(), {1}, set()]
     frees = {1: [0], 3: [1], 5: [2]}
     buffers = share_buffers(slots, tasks, frees, after, keep=())
@@ -59,30 +62,30 @@ def test_a_buffer_that_is_free_anyway_is_taken_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "task"),
+    ("change", "kind"),
     [
-        ({"bound": 9}, {}),
-        ({"kind": "gathered"}, {}),
-        ({"kind": "grad"}, {}),
-        ({"shape": (0,)}, {}),
-        ({"base": 1}, {}),
-        ({}, {"kind": "send"}),
-        ({}, {"kind": "all_reduce"}),
-        ({}, {"writes": (0,)}),
+        ({"bound": 9}, None),
+        ({"kind": "gathered"}, None),
+        ({"kind": "grad"}, None),
+        ({"shape": (0,)}, None),
+        ({"base": 1}, None),
+        ({}, "send"),
+        ({}, "all_reduce"),
+        ({}, "run"),
     ],
     ids=str,
 )
-def test_what_has_no_buffer(change: dict, task: dict) -> None:
+def test_what_has_no_buffer(change: dict, kind: str | None) -> None:
     slots = [Slot(**{"name": "x", "kind": "temp", "shape": (4,), "dtype": "float32", **change})]
-    read = {"kind": "run", "reads": (0,), **task}
-    tasks = [
-        Task("recv", "recv", MESSAGES, writes=(0,)),
-        Task(name="reader", stream=COMPUTE, **read),
-        Task("run", "last", COMPUTE, reads=(0,), frees=(0,)),
+    reader = run("reader", COMPUTE, reads=(0,), writes=(0,) if kind == "run" else ())
+    tasks: list[Task] = [
+        comm("recv", "recv", MESSAGES, target=0),
+        reader if kind in (None, "run") else comm(kind, "reader", COMPUTE, source=0),
+        run("last", COMPUTE, reads=(0,), frees=(0,)),
     ]
     assert _shared(slots, tasks)[0] == {}
     plain = [Slot("x", "temp", (4,), "float32")]
-    tasks[1] = Task("run", "reader", OTHER, reads=(0,))
+    tasks[1] = run("reader", OTHER, reads=(0,))
     assert _shared(plain, tasks)[0] == {0: 0}
     assert share_buffers(plain, tasks, {2: [0]}, [set(), set(), set()], keep=(0,)) == {}
 

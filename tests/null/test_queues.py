@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from piper.compiler import driver
+from piper.passes import lower
+from piper.plan.tasks import Comm
 from piper.plan.types import Plan, RankPlan, bind
 from tests.matrix import Cell
 
@@ -25,7 +26,7 @@ Meeting = tuple[tuple[int, ...], str, int]  # ranks, stream, and which of their 
 def _plan(cell: Cell) -> Plan:
     """As for a GPU: a host that starts messages early has no queues that they could hold up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "early_messages", lambda rank_class: rank_class)
+        patch.setattr(lower, "early_messages", lambda rank_class: rank_class)
         return cell.job().plan
 
 
@@ -46,7 +47,7 @@ class _Device:
             if task.stream in last:
                 self.before[index] = last[task.stream]
             last[task.stream] = index
-            if task.group >= 0 and task.kind != "read":
+            if isinstance(task, Comm):
                 channel = (self.me.groups[task.group], plan.streams[task.stream].name)
                 self.meetings[index] = (*channel, counts[channel])
                 counts[channel] += 1

@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-from piper.plan.types import Plan, RankPlan, Slot, Task, bind
+from piper.plan.slots import Slot
+from piper.plan.tasks import Comm, Task
+from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.order.releases import releases_of
 from tests.matrix import CELLS, Cell, covering
 from tests.plans import plan_of
@@ -84,11 +86,36 @@ def test_cells_of_the_matrix_let_go_as_early_as_is_safe(cell: Cell) -> None:
         _check(rank)
 
 
+class _Free(Task, frozen=True, kw_only=True, tag="free"):
+    """A task with any number of slots."""
+
+    taken: tuple[int, ...]
+    made: tuple[int, ...]
+    READS = ("taken",)
+    WRITES = ("made",)
+    kind = "free"
+
+
+class _Blocking(_Free, frozen=True, kw_only=True, tag="blocking"):
+    blocks = True
+    kind = "read"
+
+
+class _Sending(Comm, frozen=True, kw_only=True, tag="sending"):
+    taken: tuple[int, ...]
+    made: tuple[int, ...]
+    comm: str = "send"
+    group: int = 0
+    key: str = ""
+    READS = ("taken",)
+    WRITES = ("made",)
+
+
 def _random_plan(seed: int) -> RankPlan:
     """Tasks on a few streams with any earlier waits; each slot is written, read and then freed."""
     draw = random.Random(seed)
     num_tasks, num_streams = draw.randint(1, 30), draw.randint(1, 4)
-    kinds = ("run", "run", "run", "send", "recv", "read")
+    kinds = (_Free, _Free, _Free, _Sending, _Free, _Blocking)
     slots: list[Slot] = []
     reads: list[list[int]] = [[] for _ in range(num_tasks)]
     writes: list[list[int]] = [[] for _ in range(num_tasks)]
@@ -102,13 +129,12 @@ def _random_plan(seed: int) -> RankPlan:
             (writes if place == 0 and kind != "batch" else reads)[user].append(number)
         frees[users[-1]].append(number)
     tasks = tuple(
-        Task(
-            kind=draw.choice(kinds),  # type: ignore[arg-type]
+        draw.choice(kinds)(
             name=f"t{i}",
             stream=draw.randrange(num_streams),
             waits=tuple(sorted(draw.sample(range(i), min(i, draw.choice((0, 0, 1, 2)))))),
-            reads=tuple(reads[i]),
-            writes=tuple(writes[i]),
+            taken=tuple(reads[i]),
+            made=tuple(writes[i]),
             frees=tuple(frees[i]),
         )
         for i in range(num_tasks)

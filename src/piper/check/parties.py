@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from piper.check.local_order import Local
 from piper.mesh import Group, Slice
-from piper.plan.types import Bucket, Plan, Slot, Task, bind
+from piper.plan.local_order import Local
+from piper.plan.slots import Slot
+from piper.plan.tasks import Meeting, Task
+from piper.plan.types import Bucket, Plan, bind
 
 Members = tuple[int, ...]  # numbers of parties, ascending
 
@@ -52,16 +54,16 @@ class World:
         found = {(id(p.tasks), id(p.slots), p.slice): p for p in reversed(self.parties)}
         return sorted(found.values(), key=lambda party: party.number)
 
-    def group(self, task: Task) -> Group:
+    def group(self, task: Meeting) -> Group:
         """The group of a task with slices and axes in one order, without axes of one rank."""
         if task.group not in self._groups:
             self._groups[task.group] = normal(self.plan, self.plan.groups[task.group])
         return self._groups[task.group]
 
-    def size(self, task: Task) -> int:
+    def size(self, task: Meeting) -> int:
         return self.plan.groups[task.group].size(self.plan.mesh)
 
-    def communicator(self, party: Party, task: Task) -> tuple[Members, tuple[str, ...], int]:
+    def communicator(self, party: Party, task: Meeting) -> tuple[Members, tuple[str, ...], int]:
         """Who meets in a collective: its members and stream, and for classes along which axes."""
         over = () if self.by_rank else self.group(task).over
         return party.groups[task.group], over, task.stream
@@ -89,7 +91,8 @@ def compressed(plan: Plan) -> World:
     number = {found.slice: index for index, found in enumerate(plan.classes)}
     parties = []
     for index, found in enumerate(plan.classes):
-        used = {task.group for task in found.tasks if 0 <= task.group < len(plan.groups)}
+        named = {task.group for task in found.tasks if isinstance(task, Meeting)}
+        used = {group for group in named if 0 <= group < len(plan.groups)}
         groups = {
             g: tuple(sorted(number[at] for at in plan.groups[g].slices if at in number))
             for g in sorted(used)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from piper.check.parties import Party, World
 from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
 from piper.plan.optimizers import SCALAR_BYTES, state_size
-from piper.plan.types import PERSISTENT, Optimizer, Slot
+from piper.plan.slots import FILLED, STAYING, Slot
+from piper.plan.tasks import Settle, Update
+from piper.plan.types import Optimizer
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers")
 
@@ -59,13 +61,13 @@ class _Ledger:
         self.party = party
         self.root = world.local(party).root
         self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
-        self.alive = [s.kind in (*PERSISTENT, "batch", "key") for s in party.slots]
+        self.alive = [s.kind in STAYING | FILLED for s in party.slots]
         self._make_buffers()
         self.optimizer = 0
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
         for task in party.tasks:
-            if task.kind == "update":
-                written = [party.slots[s] for s in task.writes[:-1]]
+            if isinstance(task, Update):
+                written = [party.slots[s] for s in task.stepped]
                 self.optimizer += sum(state_bytes(s, world.plan.optimizer) for s in written)
                 if task.late:
                     kept = sum(_kept_bytes(s, world.plan.optimizer) for s in written)
@@ -91,7 +93,7 @@ class _Ledger:
             if not self.alive[root]:
                 self.alive[root] = True
                 self.total += self.size[root]
-        if task.kind == "update" and task.late:
+        if isinstance(task, Update) and task.late:
             self._keep(self.late[task.bucket])
 
     def end(self, index: int) -> None:
@@ -100,7 +102,7 @@ class _Ledger:
             if self.alive[slot] and self.party.slots[slot].pool < 0:
                 self.alive[slot] = False
                 self.total -= self.size[slot]
-        if task.kind == "settle":
+        if isinstance(task, Settle):
             self._keep(-self.late.get(task.bucket, 0))
 
     def _keep(self, size: int) -> None:

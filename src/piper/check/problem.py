@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from piper.check.parties import Party, World
+from piper.plan.tasks import Meeting
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def task_line(world: World, party: Party, index: int, why: str = "") -> str:
     task = party.tasks[index]
     stream = world.plan.streams[task.stream].name
     line = f"{party.label}: task {index} {task.kind} {task.name} on {stream}"
-    if task.group >= 0:
+    if isinstance(task, Meeting):
         line += f", group {world.plan.groups[task.group]}"
     if 0 <= task.origin < len(world.plan.history):
         line += f", from {world.plan.history[task.origin].call}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from piper.ir.communication import communication
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm, Node
 
@@ -17,10 +18,13 @@ LATENCY = 10e-6  # what the smallest message costs
 def estimate(graph: Graph, node: Node, flops: Mapping[str, float]) -> float:
     """Seconds that a node takes alone. `flops` is per body."""
     if isinstance(node, Comm):
-        if node.comm == "recv":
-            return 0.0  # the send takes the time
-        size = sum(graph.values[name].nbytes for name in node.inputs)
-        return LATENCY + size / LINK_BYTES_PER_SECOND
+        kind = communication(node.comm)
+        if not kind.brings:
+            return 0.0  # the other end takes the time
+        brought = sum(graph.values[name].nbytes for name in node.inputs)
+        left = sum(graph.values[name].nbytes for name in node.outputs)
+        carried = kind.carries(brought, left, node.group.size(graph.mesh))
+        return LATENCY + carried / LINK_BYTES_PER_SECOND
     touched = sum(graph.values[name].nbytes for name in (*node.inputs, *node.outputs))
     work = flops.get(node.body, 0.0) if isinstance(node, Chunk) else 0.0
     return LAUNCH + seconds(work, touched)

@@ -10,7 +10,7 @@ from piper.ir.values import Shares
 from piper.mesh import Group, Slice
 
 Phase = Literal["F", "B", "BI", "BW"]
-CommKind = Literal["send", "recv", "all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+CommKind = str  # a row of `ir/communication.py`
 Tags = tuple[tuple[str, int], ...]
 
 TRACED = -1  # origin of what no directive made

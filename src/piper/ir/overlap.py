@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from piper.ir.communication import communication
 from piper.ir.graph import Graph, OrderEdge
 from piper.ir.nodes import TRACED, Chunk, Comm, Node, Read
-
-_TALK = ("send", "all_to_all", "reduce_scatter")
 
 
 def talks(graph: Graph, name: str) -> bool:
@@ -61,11 +60,18 @@ def _following(graph: Graph, name: str, known: set[str]) -> list[Node]:
                 node = graph.nodes[reader]
                 if reader in found or node.slice != at or isinstance(node, Chunk):
                     continue
-                talking = isinstance(node, Read) or (isinstance(node, Comm) and node.comm in _TALK)
-                if talking and _chunk_sources(graph, node) <= known:
+                if _talking(node) and _chunk_sources(graph, node) <= known:
                     found[reader] = node
                     stack.append(reader)
     return list(found.values())
+
+
+def _talking(node: Node) -> bool:
+    """What can follow from a chunk alone: not what belongs to a whole step, nor a receive."""
+    if not isinstance(node, Comm):
+        return isinstance(node, Read)
+    kind = communication(node.comm)
+    return kind.brings and not kind.of_a_step
 
 
 def _chunk_sources(graph: Graph, node: Node) -> set[str]:

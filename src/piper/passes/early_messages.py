@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from piper.plan.held_by import held_by, talks
-from piper.plan.types import RankClass, Slot, Task
+from piper.plan.held_by import held_by
+from piper.plan.slots import Slot
+from piper.plan.tasks import Comm, Task
+from piper.plan.types import RankClass
 
 
 def early_messages(rank_class: RankClass) -> RankClass:
@@ -42,9 +44,10 @@ def _order(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[int]:
     read = -1
     for index, task in enumerate(tasks):
         behind = index
-        if task.kind == "read":
+        if task.blocks:
             read = index
-        if task.kind in ("send", "recv") and not any(talks(tasks[i]) for i in holders[index]):
+        message = isinstance(task, Comm) and task.facts.is_message
+        if message and not any(isinstance(tasks[i], Comm) for i in holders[index]):
             behind = max(read, last.get(task.stream, -1), *holders[index])
         place.append((behind, behind != index, index))
         last[task.stream] = behind

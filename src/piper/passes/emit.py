@@ -8,26 +8,19 @@ import msgspec
 
 from piper.ir.graph import Graph, Stream
 from piper.ir.layouts import Split
-from piper.ir.nodes import (
-    COMPUTE,
-    Accumulate,
-    Chunk,
-    Comm,
-    Node,
-    Norm,
-    Read,
-    Settle,
-    Update,
-)
+from piper.ir.nodes import COMPUTE, Node
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
 from piper.passes.buckets import Bucketed
+from piper.passes.node_tasks import Numbering, make_task
 from piper.passes.shared_buffers import share_buffers
 from piper.passes.waits import waits_of
 from piper.plan.keys import KEY
-from piper.plan.types import PERSISTENT, Memory, RankClass, Slot, SlotKind, Task
+from piper.plan.slots import STAYING, Memory, Slot
+from piper.plan.tasks import Run, Task, sends
+from piper.plan.types import RankClass
 
-_KINDS: dict[str, SlotKind] = {
+_KINDS = {
     "param": "param",
     "buffer": "buffer",
     "batch": "batch",
@@ -64,8 +57,9 @@ def emit(
     streams = tuple(_stream(name, declared) for name in names)
     groups: dict[Group, int] = {}
     for node in graph.nodes.values():
-        if isinstance(node, Comm | Read):
-            groups.setdefault(node.group, len(groups))
+        group = getattr(node, "group", None)
+        if group is not None:
+            groups.setdefault(group, len(groups))
     number = {stream.name: index for index, stream in enumerate(streams)}
     classes = tuple(
         _Emitter(graph, bucketed, by_slice[at], number, groups).rank_class(at)
@@ -95,16 +89,13 @@ class _Emitter:
         self.bucketed = bucketed
         self.nodes = nodes
         self.streams = streams
-        self.groups = groups
+        self.numbering = Numbering(graph, bucketed, self._slot, groups, nodes)
         self.slots: list[Slot] = []
         self.slot_of: dict[str, int] = {}
-        self.started: set[tuple[str, int]] = set()  # sums, or parts of them, that a task has begun
-        self.fresh: dict[str, bool] = {}  # bucket sums that some task has touched
-        self.added = self._added_parts()
         self.position = {node.name: index for index, node in enumerate(nodes)}
 
     def rank_class(self, at: Slice) -> RankClass:
-        drafts = [self._task(node) for node in self.nodes]
+        drafts = [make_task(n, self.numbering, self.streams[n.stream]) for n in self.nodes]
         frees = self._frees(drafts)
         after = self._dependencies(drafts, frees)
         results = self._results(at)
@@ -112,8 +103,8 @@ class _Emitter:
         buffers = share_buffers(slots, drafts, frees, after, keep=results.values())
         for slot, buffer in buffers.items():
             slots[slot] = msgspec.structs.replace(slots[slot], pool=buffer)
-        reads = {i for i, task in enumerate(drafts) if task.kind == "read"}
-        waits = waits_of([task.stream for task in drafts], after, reads)
+        blocking = {i for i, task in enumerate(drafts) if task.blocks}
+        waits = waits_of([task.stream for task in drafts], after, blocking)
         tasks = tuple(
             msgspec.structs.replace(task, waits=waits[i], frees=tuple(frees.get(i, ())))
             for i, task in enumerate(drafts)
@@ -131,22 +122,15 @@ class _Emitter:
 
     def _with_memory(self, tasks: list[Task]) -> list[Slot]:
         """Activations that a backward reads count as saved, like what was made for it."""
-        kept = {slot for task in tasks if task.phase[:1] == "B" for slot in task.reads}
-        made = {slot for task in tasks if task.phase == "F" for slot in (*task.reads, *task.writes)}
+        runs = [task for task in tasks if isinstance(task, Run)]
+        kept = {slot for task in runs if task.phase != "F" for slot in task.inputs}
+        made = {slot for t in runs if t.phase == "F" for slot in (*t.inputs, *t.outputs)}
         return [
             msgspec.structs.replace(slot, memory="saved")
             if index in kept and index in made and slot.kind == "temp" and slot.memory == "buffers"
             else slot
             for index, slot in enumerate(self.slots)
         ]
-
-    def _added_parts(self) -> dict[str, set[int]]:
-        """Bucket sum -> the offsets at which something is added into it here."""
-        found: dict[str, set[int]] = defaultdict(set)
-        for node in self.nodes:
-            if isinstance(node, Accumulate) and self.graph.values[node.outputs[0]].bucket >= 0:
-                found[node.outputs[0]].update(node.offsets)
-        return found
 
     def _results(self, at: Slice) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -158,76 +142,6 @@ class _Emitter:
             if name in self.slot_of:
                 found.setdefault("squares", self.slot_of[name])
         return found
-
-    def _task(self, node: Node) -> Task:
-        common = {
-            "name": node.name,
-            "stream": self.streams[node.stream],
-            "reads": tuple(self._slot(name) for name in node.inputs if not self._wire(name)),
-            "writes": tuple(self._slot(name) for name in node.outputs if not self._wire(name)),
-            "origin": node.origin,
-        }
-        match node:
-            case Chunk():
-                return Task(kind="run", body=node.body, phase=node.phase, **common)  # type: ignore[arg-type]
-            case Accumulate():
-                return self._add(node, common)
-            case Read():
-                return Task(kind="read", group=self.groups[node.group], **common)  # type: ignore[arg-type]
-            case Norm():
-                return Task(kind="norm", weights=node.weights, **common)  # type: ignore[arg-type]
-            case Update():
-                return Task(
-                    kind="update",
-                    bucket=node.bucket,
-                    count=node.count,
-                    clip=node.clip,
-                    late=node.late,
-                    **common,  # type: ignore[arg-type]
-                )
-            case Settle():
-                return Task(
-                    kind="settle",
-                    bucket=node.bucket,
-                    count=node.count,
-                    clip=node.clip,
-                    **common,  # type: ignore[arg-type]
-                )
-            case Comm():
-                return Task(
-                    kind=node.comm,
-                    group=self.groups[node.group],
-                    key=node.key,
-                    reverse=node.reverse,
-                    **common,  # type: ignore[arg-type]
-                )
-
-    def _add(self, node: Accumulate, common: dict[str, object]) -> Task:
-        (first_sum, *_), offsets = node.outputs, node.offsets
-        parts = [(name, 0) for name in node.outputs]
-        zeros = False
-        if offsets or not node.inputs:
-            parts = [(first_sum, offset) for offset in offsets]
-            bucket = self.bucketed.buckets[self.graph.values[first_sum].bucket]
-            fresh = self.fresh.setdefault(first_sum, True)
-            self.fresh[first_sum] = False
-            zeros = fresh and self.added[first_sum] != set(bucket.offsets)
-            # What lies between parameters is reduced with them, and must be a number.
-            zeros |= fresh and self.graph.values[first_sum].role == "sum"
-        first = []
-        for part in parts:
-            first.append(part not in self.started)
-            self.started.add(part)
-        return Task(
-            kind="add",
-            first=tuple(first),
-            offsets=offsets,
-            zeros=zeros,
-            **common,  # type: ignore[arg-type]
-        )
-
-    def _wire(self, name: str) -> bool:
-        return self.graph.values[name].role == "wire"
 
     def _slot(self, name: str) -> int:
         found = self.slot_of.get(name)
@@ -289,7 +203,7 @@ class _Emitter:
         keep = set(self._results(self.nodes[0].slice or Slice()).values())
         found: dict[int, list[int]] = defaultdict(list)
         for slot, index in last.items():
-            if self.slots[slot].kind not in PERSISTENT and slot not in keep:
+            if self.slots[slot].kind not in STAYING and slot not in keep:
                 found[index].append(slot)
         return found
 
@@ -306,7 +220,7 @@ class _Emitter:
                 after.update(readers[slot])
             for slot in frees.get(index, ()):
                 # A send keeps what it sends: whoever waited for it would wait for another rank.
-                after.update(r for r in readers[slot] if tasks[r].kind != "send")
+                after.update(r for r in readers[slot] if not sends(tasks[r]))
             after.update(writer[s] for s in (*writes, *frees.get(index, ())) if s in writer)
             after.discard(index)
             found.append(after)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from piper.cost.estimate import estimate
 from piper.errors import PlanError
+from piper.ir.communication import communication
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm, Node, Settle, Update
 from piper.ir.sorting import data_successors, edge_successors, reordered
@@ -32,8 +33,9 @@ def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
     sent: dict[tuple[tuple[Slice, ...], str], list[str]] = defaultdict(list)
     received: dict[tuple[tuple[Slice, ...], str], list[str]] = defaultdict(list)
     for comm in graph.comms:
-        if comm.comm in ("send", "recv"):
-            channel = sent if comm.comm == "send" else received
+        kind = communication(comm.comm)
+        if kind.is_message:
+            channel = sent if kind.sends else received
             channel[comm.group.slices, comm.stream].append(comm.key)
     for through, keys in sent.items():
         for one, other in zip(keys, received[through], strict=True):
@@ -165,13 +167,13 @@ def _queues(graph: Graph) -> dict[str, int]:
 def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
     members: dict[str, list[str]] = defaultdict(list)
     for comm in graph.comms:
-        if comm.comm not in ("send", "recv") and len(comm.group.slices) > 1:
+        if not communication(comm.comm).is_message and len(comm.group.slices) > 1:
             members[comm.key].append(comm.name)
     return {name: tuple(names) for names in members.values() for name in names}
 
 
 def _is_send(node: Node) -> bool:
-    return isinstance(node, Comm) and node.comm == "send"
+    return isinstance(node, Comm) and communication(node.comm).sends
 
 
 def _ranks(graph: Graph) -> dict[str, _Rank]:
@@ -187,5 +189,5 @@ def _urgency(node: Node) -> int:
     if isinstance(node, Chunk):
         return {"BW": 2, "F": 3}.get(node.phase, 0)
     if isinstance(node, Comm):
-        return 4 if node.comm in ("all_reduce", "all_gather") else 0
+        return 4 if communication(node.comm).of_a_step else 0
     return 1 if isinstance(node, Update | Settle) else 0

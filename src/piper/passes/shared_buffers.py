@@ -6,10 +6,10 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, islice
 
-from piper.check.proofs.structure import COMMUNICATION
 from piper.passes.pace import RECEIVE_AHEAD
+from piper.plan.slots import POOLED, Slot
 from piper.plan.summary import slot_bytes
-from piper.plan.types import Slot, Task
+from piper.plan.tasks import Comm, Run, Task
 
 _TRIED = 8  # free buffers of a size that are looked at, those that were freed first
 
@@ -31,7 +31,7 @@ def share_buffers(
     """
     chosen = _written_by_communication(slots, tasks, frees) - set(keep)
     first_read = _first_reads(tasks, chosen)
-    chunks = list(accumulate(task.kind == "run" for task in tasks))  # dispatched up to each task
+    chunks = list(accumulate(isinstance(task, Run) for task in tasks))  # dispatched up to each task
     free: dict[tuple[int, str], deque[tuple[int, int]]] = defaultdict(deque)  # buffer, freed by
     buffers: dict[int, int] = {}
     num_buffers = 0
@@ -75,14 +75,14 @@ def _written_by_communication(
     others: set[int] = {slot.base for slot in slots}
     for index, task in enumerate(tasks):
         wrote.update(task.writes)
-        if task.kind in COMMUNICATION:
+        if isinstance(task, Comm):
             found.update(task.writes)
             others.update(task.reads, frees.get(index, ()))
     return {
         index
         for index in found - others
         if wrote[index] == 1
-        and slots[index].kind in ("temp", "sum")
+        and slots[index].kind in POOLED
         and slots[index].base < 0
         and slots[index].bound is None
         and slot_bytes(slots[index]) > 0

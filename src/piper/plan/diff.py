@@ -13,10 +13,12 @@ import msgspec
 from piper.ir.byte_sizes import show_size
 from piper.mesh import Slice
 from piper.plan.summary import peak_bytes
-from piper.plan.types import Optimizer, Plan, RankClass, Task
+from piper.plan.tasks import Meeting, Task
+from piper.plan.types import Optimizer, Plan, RankClass
 from piper.plan.volume import communication, held_bytes
 
 _SHOWN = 3
+_WORDS = {"body": "code"}
 _ELSEWHERE = (
     "mesh", "classes", "history", "num_microbatches", "optimizer", "streams", "groups", "buckets"
 )  # fmt: skip
@@ -177,7 +179,7 @@ def _changed(
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for x, y in pairs:
         first, second = _facts(a, mine, x), _facts(b, other, y)
-        changed = [what for what in first if first[what] != second[what]]
+        changed = [what for what in first | second if first.get(what) != second.get(what)]
         if changed:
             found[x.kind, ", ".join(changed)].append(x.name)
     for (kind, what), names in found.items():
@@ -193,16 +195,22 @@ def _facts(plan: Plan, found: RankClass, task: Task) -> dict[str, Any]:
     origin = plan.history[task.origin] if 0 <= task.origin < len(plan.history) else None
     return {
         "kind": task.kind,
+        "tags": task.tags,
         "stream": plan.streams[task.stream].name,
-        "code": task.body,
-        "group": str(plan.groups[task.group]) if task.group >= 0 else "",
+        "group": str(plan.groups[task.group]) if isinstance(task, Meeting) else "",
         "reads": slots(task.reads),
         "writes": slots(task.writes),
         "frees": sorted(slots(task.frees), key=str),
         "waits": sorted(found.tasks[number].name for number in task.waits),
         "origin": str(origin) if origin else "",
-        "rest": (task.key, task.reverse, task.first, task.count),
+        **{_WORDS.get(field, field): getattr(task, field) for field in _own_fields(task)},
     }
+
+
+def _own_fields(task: Task) -> list[str]:
+    """What only tasks of its kind have, but for slots and groups, which are numbered in every plan."""
+    elsewhere = {*Task.__struct_fields__, *task.READS, *task.WRITES, "group"}
+    return [field for field in task.__struct_fields__ if field not in elsewhere]
 
 
 def _numbers(what: str, a: Mapping[str, int], b: Mapping[str, int]) -> Iterator[str]:

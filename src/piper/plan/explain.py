@@ -8,8 +8,10 @@ from itertools import islice
 from piper.ir.byte_sizes import show_size
 from piper.plan.find import find_tasks
 from piper.plan.reasons import Reasons
+from piper.plan.slots import Slot
 from piper.plan.summary import alive_bytes, peak_bytes, slot_bytes
-from piper.plan.types import Plan, RankClass, Slot, Task
+from piper.plan.tasks import Comm, Meeting, Task
+from piper.plan.types import Plan, RankClass
 
 _SHOWN = 12
 
@@ -39,8 +41,8 @@ class _Explained:
         yield f"  kind     {task.kind} on stream {self._stream(task)}, task {self.index} of {total}"
         yield f"  class    {self.found.slice} ({word} {_ranks(ranks)})"
         yield f"  from     {self._origin()}"
-        if task.group >= 0:
-            yield from self._group()
+        if isinstance(task, Meeting):
+            yield from self._group(task)
         yield from self._slots("reads", task.reads)
         yield from self._slots("writes", task.writes)
         yield from self._slots("frees", task.frees)
@@ -60,28 +62,29 @@ class _Explained:
         if not 0 <= self.task.origin < len(self.plan.history):
             return "the traced program; no directive made it"
         record = self.plan.history[self.task.origin]
-        return f"{record}" + (f"  ({record.call.source})" if record.call.source else "")
+        source = f"{record.call.source}; " if record.call.source else ""
+        return f"{record}  ({source}it {record.effect})"
 
-    def _group(self) -> Iterator[str]:
-        group, mesh = self.plan.groups[self.task.group], self.plan.mesh
+    def _group(self, task: Meeting) -> Iterator[str]:
+        group, mesh = self.plan.groups[task.group], self.plan.mesh
         ranks = list(mesh.ranks(self.found.slice))
-        if self.task.kind in ("send", "recv"):
-            arrow = "->" if self.task.kind == "send" else "<-"
+        if isinstance(task, Comm) and task.facts.is_message:
+            arrow = "->" if task.facts.sends else "<-"
             pairs = [(r, *(m for m in group.ranks(mesh, r) if m != r)) for r in ranks]
             shown = [f"{rank} {arrow} {_ranks(peers)}" for rank, *peers in pairs]
         else:
             shown = [_ranks(m) for m in dict.fromkeys(group.ranks(mesh, r) for r in ranks)]
         more = [f"{len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
         yield f"  group    {group}: ranks {' | '.join([*shown[:_SHOWN], *more])}"
-        if self.task.key:
-            yield f"  key      {self.task.key}"
-            yield from self._peers()
+        if isinstance(task, Comm):
+            yield f"  key      {task.key}"
+            yield from self._peers(task.key)
 
-    def _peers(self) -> Iterator[str]:
+    def _peers(self, key: str) -> Iterator[str]:
         """The other ends, on other classes of ranks."""
         for other in self.plan.classes:
             for index, task in enumerate(other.tasks):
-                if task.key == self.task.key and other is not self.found:
+                if isinstance(task, Comm) and task.key == key and other is not self.found:
                     yield f"  meets    {task.name} at {other.slice}, task {index} there"
 
     def _slots(self, what: str, slots: tuple[int, ...]) -> Iterator[str]:
@@ -111,7 +114,7 @@ class _Explained:
         task = self.found.tasks[before]
         if task.stream == self.task.stream:
             return "same stream"
-        if task.kind == "read":
+        if task.blocks:
             return "the host dispatches nothing before it has read"
         return "what it waits for had waited for it"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from piper.errors import PlanError, did_you_mean
+from piper.ir.nodes import label
+from piper.plan.tasks import Run
 from piper.plan.types import Plan, RankClass
 
 _SHOWN = 5
@@ -12,8 +12,11 @@ _SHOWN = 5
 
 def find_tasks(plan: Plan, name: str) -> list[tuple[RankClass, int]]:
     """Each class with the task's index in it; raises if no task or several are meant."""
-    names = list(dict.fromkeys(task.name for found in plan.classes for task in found.tasks))
-    meant = _meant(names, name)
+    tasks = [task for found in plan.classes for task in found.tasks]
+    # A region that was cut into several chunks: F[PP=1,MB=0] -> F[PP=1.0,MB=0], F[PP=1.1,MB=0]
+    chunks = (task for task in tasks if isinstance(task, Run))
+    region = [task.name for task in chunks if label(task.phase, task.tags) == name]
+    meant = _meant(list(dict.fromkeys(task.name for task in tasks)), name, region)
     return [
         (found, index)
         for found in plan.classes
@@ -22,13 +25,12 @@ def find_tasks(plan: Plan, name: str) -> list[tuple[RankClass, int]]:
     ]
 
 
-def _meant(names: list[str], name: str) -> str:
+def _meant(names: list[str], name: str, region: list[str]) -> str:
     if name in names:
         return name
     matches = [known for known in names if name and known.startswith(name)]
     matches = matches or [known for known in names if name and known.endswith(name)]
-    # A region that was cut into several chunks: F[PP=1,MB=0] -> F[PP=1.0,MB=0], F[PP=1.1,MB=0]
-    matches = matches or [known for known in names if re.sub(r"\.\d+", "", known) == name]
+    matches = matches or list(dict.fromkeys(region))
     if len(matches) == 1:
         return matches[0]
     if matches:

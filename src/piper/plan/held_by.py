@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piper.plan.types import Slot, Task
-
-
-def talks(task: Task) -> bool:
-    """Whether a task is communication, which goes on beside what is dispatched after it."""
-    return task.group >= 0 and task.kind != "read"
+from piper.plan.slots import Slot
+from piper.plan.tasks import Comm, Task
 
 
 def held_by(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...]]:
@@ -24,6 +20,6 @@ def held_by(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...
             places.append((task.stream, *(("pool", pool) if pool >= 0 else ("slot", slot))))
         own = [touched[place] for place in places if place in touched]
         holders.append(tuple(dict.fromkeys((*task.waits, *own))))
-        if talks(task):
+        if isinstance(task, Comm):
             touched.update(dict.fromkeys(places, index))
     return holders

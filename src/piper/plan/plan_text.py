@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from piper.plan.types import Plan, RankClass, Task
+from piper.plan.tasks import Meeting, Task
+from piper.plan.types import Plan, RankClass
 
 
 def plan_to_text(plan: Plan) -> str:
@@ -23,7 +24,7 @@ def _task_line(plan: Plan, found: RankClass, index: int, task: Task) -> str:
         line += f"  waits {' '.join(map(str, task.waits))}"
     if task.frees:
         line += f"  frees {names(task.frees)}"
-    if task.group >= 0:
+    if isinstance(task, Meeting):
         line += f"  group {plan.groups[task.group]}"
     if 0 <= task.origin < len(plan.history):
         line += f"  from {plan.history[task.origin].call}"

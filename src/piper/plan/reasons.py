@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from piper.plan.tasks import Add, Comm
 from piper.plan.types import RankClass
 
 ORDER = "an order asks for it"
@@ -34,7 +35,7 @@ class Reasons:
     def needed(self, index: int) -> list[int]:
         """Earlier tasks whose results a task reads or adds to."""
         task = self.found.tasks[index]
-        slots = dict.fromkeys((*task.reads, *(task.writes if task.kind == "add" else ())))
+        slots = dict.fromkeys((*task.reads, *(task.writes if isinstance(task, Add) else ())))
         last = {self._last_writer(slot, index) for slot in slots}
         return sorted(last - {-1})
 
@@ -45,7 +46,7 @@ class Reasons:
         words = [f"reads its result {self._names(reads)}"] if reads else []
         adds = [s for s in task.writes if self._last_writer(s, after) == before and s not in reads]
         if adds:
-            verb = "adds to" if task.kind == "add" else "writes again"
+            verb = "adds to" if isinstance(task, Add) else "writes again"
             words.append(f"{verb} its result {self._names(adds)}")
         written = [s for s in task.writes if before in self.readers[self._root(s)]]
         if written:
@@ -58,12 +59,18 @@ class Reasons:
         left = [s for s in self.found.tasks[before].frees if self.found.slots[s].pool in taken]
         if left:
             words.append(f"takes the buffer of {self._names(left)}, which it frees")
-        reducing = self.found.tasks[before].kind == "reduce_scatter"
-        if not words and (reducing or task.kind in ("recv", "all_gather")):
+        return "; ".join(words) or self._unseen(before, after)
+
+    def _unseen(self, before: int, after: int) -> str:
+        """Why a task waits for one of whose slots it has none."""
+        earlier, task = self.found.tasks[before], self.found.tasks[after]
+        if isinstance(earlier, Comm) and earlier.facts.sums and not earlier.facts.of_a_step:
+            return HELD  # a reduction within the step makes room for the next sum
+        if not isinstance(task, Comm):
+            return ORDER
+        if task.facts.paced:
             return HELD
-        if not words and task.kind == "all_reduce" and self._only_reported(after):
-            return LAST
-        return "; ".join(words) or ORDER
+        return LAST if task.facts.of_a_step and self._only_reported(after) else ORDER
 
     def _only_reported(self, index: int) -> bool:
         return not any(self.readers[self._root(s)] for s in self.found.tasks[index].writes)

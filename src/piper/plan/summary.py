@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from piper.ir.tensor_type import TensorType
-from piper.plan.types import Plan, RankClass, Slot
+from piper.plan.slots import PASSING, Slot
+from piper.plan.types import Plan, RankClass
 
 
 def summarize(plan: Plan) -> str:
@@ -35,7 +36,7 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
     for task in found.tasks:
         before = alive
         for slot in task.writes:
-            if slot not in seen and found.slots[slot].kind in ("temp", "sum", "gathered"):
+            if slot not in seen and found.slots[slot].kind in PASSING:
                 seen.add(slot)
                 alive += slot_bytes(found.slots[slot])
         during = alive

@@ -1,11 +1,12 @@
-"""Plan and Task: per class of ranks one dispatch order, in the runtime's whole vocabulary."""
+"""Plan: per class of ranks one dispatch order of Tasks, with the slots that they use."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, Generic
 
 import msgspec
+from typing_extensions import TypeVar
 
 from piper.directives.registry import read_directive
 from piper.errors import PlanError
@@ -13,95 +14,11 @@ from piper.ir.graph import Stream
 from piper.ir.history import Record
 from piper.ir.serial import decode_versioned
 from piper.mesh import Group, Mesh, Slice
+from piper.plan.slots import Slot
+from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 3
-
-TaskKind = Literal[
-    "run", "send", "recv", "all_reduce", "all_to_all", "reduce_scatter", "all_gather",
-    "read", "add", "norm", "update", "settle",
-]  # fmt: skip
-SlotKind = Literal[
-    "param",
-    "flat",
-    "shard",
-    "gathered",
-    "buffer",
-    "grad",
-    "sum",
-    "constant",
-    "batch",
-    "key",
-    "temp",
-    "host",
-]
-Memory = Literal["parameters", "gradients", "saved", "gathered", "buffers"]
-PERSISTENT = ("param", "flat", "shard", "buffer", "constant", "grad")  # live from step to step
-
-
-class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A place for one tensor on each rank of a class.
-
-    `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0
-    along `split_over`. `flat` holds all parameters of a bucket, `shard` the rank's part of one along
-    the bucket's axes, `gathered` a bucket for as long as it is used; `grad` sums the gradients of a
-    bucket, whole or the rank's part, and stays. `sum` is added into within a step; `batch` is leaf
-    `source` of the rank's microbatch; `key` has the keys of the random operations `source` ("0-2,5") in
-    it; `constant` holds the number `source`; the rest are written and freed within a step.
-
-    With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
-    for a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many
-    microbatches in a row may share a gathered bucket, and `ahead` how many chunks before the first
-    it may start. Slots of one `pool` take turns in one buffer, which the rank keeps from step to step.
-    """
-
-    name: str
-    kind: SlotKind
-    shape: tuple[int, ...]
-    dtype: str
-    source: str = ""
-    microbatch: int = 0
-    split_over: tuple[str, ...] = ()
-    bound: int | None = None
-    base: int = -1
-    offset: int = 0
-    bucket: int = -1
-    memory: Memory = "buffers"
-    uses: int = 0
-    ahead: int = 0
-    pool: int = -1
-
-
-class Task(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One step of a rank: on `stream`, after the tasks in `waits`, and then `frees` slots.
-
-    `add`: `first[i]` says that read i starts its sum instead of adding to it; `offsets[i]` where it
-    lies in a bucket's sum; `zeros` that what no read covers starts as zeros. `update` steps a bucket's
-    parameters (its writes but the last) by its gradient (the last), divided by `count` or by the slot
-    read after it; with `clip` the last read is the sum of all squared gradients. `norm` sums squares,
-    read i times `weights[i]`. A `late` update keeps what it overwrote until `settle` has seen the norm.
-    """
-
-    kind: TaskKind
-    name: str
-    stream: int
-    waits: tuple[int, ...] = ()
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
-    frees: tuple[int, ...] = ()
-    body: str = ""
-    group: int = -1
-    key: str = ""
-    reverse: bool = False
-    first: tuple[bool, ...] = ()
-    offsets: tuple[int, ...] = ()
-    zeros: bool = False
-    bucket: int = -1
-    count: float | None = None
-    clip: float | None = None
-    late: bool = False
-    weights: tuple[float, ...] = ()
-    phase: str = ""
-    origin: int = -1
+VERSION = 4
+TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 
 class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,7 +43,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     trained: bool = True
 
 
-class RankClass(msgspec.Struct, frozen=True, omit_defaults=True):
+class RankClass(msgspec.Struct, Generic[TaskT], frozen=True, omit_defaults=True):
     """All ranks of one slice: the same slots and tasks, each on its own data.
 
     `overlaps` has, for each group of an `order` with several members, its tasks as they are dispatched.
@@ -134,7 +51,7 @@ class RankClass(msgspec.Struct, frozen=True, omit_defaults=True):
 
     slice: Slice
     slots: tuple[Slot, ...]
-    tasks: tuple[Task, ...]
+    tasks: tuple[TaskT, ...]
     results: dict[str, int]
     overlaps: tuple[tuple[int, ...], ...] = ()
 
@@ -166,7 +83,7 @@ class Optimizer(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
 
 
-class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     """All that the ranks of a mesh do in one training step.
 
     Without `train` it is an evaluation: forwards only, on parameters that a training plan holds in
@@ -176,7 +93,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     mesh: Mesh
     streams: tuple[Stream, ...]
     groups: tuple[Group, ...]
-    classes: tuple[RankClass, ...]
+    classes: tuple[RankClass[TaskT], ...]
     tensors: dict[str, ModelTensor]
     batch: dict[str, BatchLeaf]
     batch_constants: dict[str, str]  # parts of the batch that are no tensors, printed
@@ -205,7 +122,10 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def plan_from_json(data: bytes) -> Plan:
-    return decode_versioned(data, Plan, version=VERSION, hook=read_directive)
+    kind: Any = Plan
+    kind = kind[all_tasks()]
+    found: Plan = decode_versioned(data, kind, version=VERSION, hook=read_directive)
+    return found
 
 
 class RankPlan(msgspec.Struct, frozen=True):
@@ -232,7 +152,7 @@ def bind(plan: Plan, rank: int) -> RankPlan:
     at = plan.mesh.coordinates(rank)
     for found in plan.classes:
         if all(at[axis] == index for axis, index in found.slice.fixed):
-            used = {task.group for task in found.tasks if task.group >= 0}
+            used = {task.group for task in found.tasks if isinstance(task, Meeting)}
             return RankPlan(
                 rank=rank,
                 data_rank=plan.mesh.position(at, plan.data_axes),

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 
 from piper.ir.tensor_type import TensorType
+from piper.plan.slots import STAYING, Slot
 from piper.plan.summary import slot_bytes
-from piper.plan.types import PERSISTENT, Plan, RankClass, Slot, Task
-
-COMMUNICATION = ("send", "recv", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+from piper.plan.tasks import Comm
+from piper.plan.types import Plan, RankClass
 
 
 def held_bytes(found: RankClass) -> dict[str, int]:
     """Bytes of what stays from step to step, by kind; what shows a part of another counts nothing."""
     total: Counter[str] = Counter()
     for slot in found.slots:
-        if slot.base < 0 and slot.kind in PERSISTENT:
+        if slot.base < 0 and slot.kind in STAYING:
             total[slot.memory if slot.kind != "constant" else "constants"] += slot_bytes(slot)
     return dict(total)
 
@@ -24,17 +24,16 @@ def communication(plan: Plan, found: RankClass) -> dict[tuple[str, str], tuple[i
     """(stream, kind) -> messages and bytes of one rank, as far as sizes are known before a run."""
     total: dict[tuple[str, str], tuple[int, int]] = {}
     for task in found.tasks:
-        if task.kind in COMMUNICATION:
-            at = plan.streams[task.stream].name, task.kind
+        if isinstance(task, Comm):
+            at = plan.streams[task.stream].name, task.comm
             messages, size = total.get(at, (0, 0))
             total[at] = messages + 1, size + message_bytes(found, task)
     return total
 
 
-def message_bytes(found: RankClass, task: Task) -> int:
+def message_bytes(found: RankClass, task: Comm) -> int:
     """What a communication leaves on this rank, or takes from it if it leaves nothing."""
-    slots = [found.slots[slot] for slot in task.writes or task.reads]
-    return sum(map(_expected_bytes, slots))
+    return _expected_bytes(found.slots[task.target if task.facts.leaves else task.source])
 
 
 def _expected_bytes(slot: Slot) -> int:

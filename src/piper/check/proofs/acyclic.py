@@ -95,7 +95,7 @@ class _Waiting:
                     after.append(offset + read)
                 found.append(after)
                 last[task.stream] = index
-                if task.kind == "read":
+                if task.blocks:
                     read = index
         return found
 

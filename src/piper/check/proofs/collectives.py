@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from piper.check.parties import Members, Party, World
 from piper.check.problem import Problem, problem
-from piper.check.proofs.messages import same_tensor, show
-from piper.plan.types import Slot, Task
+from piper.check.proofs.messages import show
+from piper.ir.communication import same_tensor
+from piper.plan.slots import Slot
+from piper.plan.tasks import NO_SLOT, Comm, Meeting, Read, Task
 
-KINDS = ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
 Communicator = tuple[Members, tuple[str, ...], int]
 
 
@@ -31,15 +32,19 @@ def communicators(world: World) -> dict[Communicator, dict[int, list[int]]]:
     found: dict[Communicator, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for party in world.parties:
         for index, task in enumerate(party.tasks):
-            if task.kind in KINDS and party.number in party.groups[task.group]:
+            if _collective(task) and party.number in party.groups[task.group]:
                 found[world.communicator(party, task)][party.number].append(index)
     return found
+
+
+def _collective(task: Task) -> TypeGuard[Comm]:
+    return isinstance(task, Comm) and not task.facts.is_message
 
 
 def _groups(world: World, party: Party) -> Iterator[Problem]:
     """Each task by itself: it is in its group, and its own shapes fit the group's size."""
     for index, task in enumerate(party.tasks):
-        if task.kind not in (*KINDS, "read"):
+        if not isinstance(task, Meeting) or (isinstance(task, Comm) and task.facts.is_message):
             continue
         group = world.plan.groups[task.group]
         fixed = {axis for at in group.slices for axis in at.axes}
@@ -47,7 +52,7 @@ def _groups(world: World, party: Party) -> Iterator[Problem]:
             text = f"{task.name} is not in its own group {group}"
         elif fixed & set(group.over) or len(set(group.slices)) < len(group.slices):
             text = f"{task.name}: group {group} has ranks twice"
-        elif task.kind == "read":
+        elif not isinstance(task, Comm):
             continue
         else:
             text = _misfit(task, party.slots, world.size(task))
@@ -55,28 +60,12 @@ def _groups(world: World, party: Party) -> Iterator[Problem]:
             yield problem(world, "collectives", text, (party, index))
 
 
-def _misfit(task: Task, slots: tuple[Slot, ...], size: int) -> str:
+def _misfit(task: Comm, slots: tuple[Slot, ...], size: int) -> str:
     """Why a collective's output cannot come from its input; '' if it can."""
-    inputs = [slots[s] for s in task.reads if slots[s].kind != "host"]
-    outputs = [slots[s] for s in task.writes if slots[s].base < 0]
-    one, other = inputs[0], outputs[0]
-    have, make = math.prod(one.shape), math.prod(other.shape)
-    routed = any(slots[s].kind == "host" for s in task.reads)
-    match task.kind:
-        case "all_reduce":
-            fits = same_tensor(one, other)
-        case "all_gather":
-            fits = make == have * size and one.dtype == other.dtype
-        case "reduce_scatter":
-            fits = have == make * size and one.dtype == other.dtype
-        case _ if routed:
-            fits = one.shape[1:] == other.shape[1:] and one.dtype == other.dtype
-        case _:
-            fits = bool(one.shape) and one.shape[0] % size == 0 and have == make
-            fits = fits and (one.shape == other.shape or other.shape[0] == size)
-    if fits:
+    source, target = slots[task.source], slots[task.target]
+    if task.facts.fits(source, target, size, task.splits != NO_SLOT):
         return ""
-    return f"{task.name} cannot make {show(other)} of {show(one)} over {size} ranks"
+    return f"{task.name} cannot make {show(target)} of {show(source)} over {size} ranks"
 
 
 def _counts(world: World, party: Party) -> Iterator[Problem]:
@@ -84,19 +73,18 @@ def _counts(world: World, party: Party) -> Iterator[Problem]:
     local = world.local(party)
     writer: dict[int, int] = {}
     for index, task in enumerate(party.tasks):
-        if task.kind == "all_to_all":
-            for slot in (s for s in task.reads if party.slots[s].kind == "host"):
-                by = writer.get(slot, -1)
-                made = party.tasks[by] if by >= 0 else None
-                if made is None or made.kind != "read" or world.group(made) != world.group(task):
-                    yield _uncounted(world, party, index, by, f"rows by {party.slots[slot].name}")
-        elif task.kind == "read":
-            sent, received = task.reads
-            by = writer.get(received, -1)
+        if isinstance(task, Comm) and task.splits != NO_SLOT:
+            by = writer.get(task.splits, -1)
             made = party.tasks[by] if by >= 0 else None
-            right = made is not None and made.kind == "all_to_all" and sent in made.reads
-            if made is None or not right or world.group(made) != world.group(task):
-                yield _uncounted(world, party, index, by, party.slots[received].name)
+            if not isinstance(made, Read) or world.group(made) != world.group(task):
+                what = f"rows by {party.slots[task.splits].name}"
+                yield _uncounted(world, party, index, by, what)
+        elif isinstance(task, Read):
+            by = writer.get(task.received, -1)
+            made = party.tasks[by] if by >= 0 else None
+            exchanged = isinstance(made, Comm) and made.facts.by_rows and made.source == task.sent
+            if not exchanged or world.group(made) != world.group(task):  # type: ignore[arg-type]
+                yield _uncounted(world, party, index, by, party.slots[task.received].name)
         for slot in task.writes:
             writer[local.root[slot]] = index
 
@@ -117,13 +105,14 @@ def _compare(world: World, members: list[Party], joined: dict[int, list[int]]) -
             continue
         for a, b in zip(mine, theirs, strict=False):
             one, other = first.tasks[a], party.tasks[b]
-            if (one.kind, one.key, one.reverse) != (other.kind, other.key, other.reverse):
+            assert isinstance(one, Comm) and isinstance(other, Comm)
+            if (one.comm, one.key, one.reverse) != (other.comm, other.key, other.reverse):
                 text = f"{first.label} joins {one.name} where {party.label} joins {other.name}"
                 yield problem(world, "collectives", text, (first, a), (party, b))
                 break
-            given = [first.slots[one.reads[0]], party.slots[other.reads[0]]]
-            if one.kind != "all_to_all" and not same_tensor(*given):
-                text = f"{one.name} brings {show(given[0])}, {other.name} {show(given[1])}"
+            source, other_source = first.slots[one.source], party.slots[other.source]
+            if one.facts.alike and not same_tensor(source, other_source):
+                text = f"{one.name} brings {show(source)}, {other.name} {show(other_source)}"
                 yield problem(world, "collectives", text, (first, a), (party, b))
         else:
             for at, who, peer in (

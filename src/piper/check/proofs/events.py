@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
+from piper.plan.tasks import sends
 
 
 def events(world: World) -> Iterator[Problem]:
@@ -36,7 +37,7 @@ def _races(world: World, party: Party) -> Iterator[Problem]:
             for slot in slots:
                 for other in overlaps[slot]:
                     for by in (wrote[other], *readers[other].values()):
-                        if what == "frees" and by >= 0 and party.tasks[by].kind == "send":
+                        if what == "frees" and by >= 0 and sends(party.tasks[by]):
                             continue  # a send keeps what it sends
                         if by >= 0 and by != index and clock[stream[by]] < by:
                             found.setdefault((by, what), []).append(slot)

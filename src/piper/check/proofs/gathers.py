@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from piper.check.parties import Party, World, normal
 from piper.check.problem import Problem, problem
 from piper.mesh import Group
-from piper.plan.types import Task
+from piper.plan.tasks import Run, Task
+from piper.plan.tasks import gathers as filled_by
 
 
 def gathers(world: World) -> Iterator[Problem]:
@@ -29,7 +30,7 @@ class _Gathers:
         self.local = world.local(party)
         self.gather: dict[int, int] = {}  # gathered slot -> the task that filled it
         self.users: dict[int, list[int]] = {}  # and those that have read it since
-        runs = [i for i, task in enumerate(party.tasks) if task.kind == "run"]
+        runs = [i for i, task in enumerate(party.tasks) if isinstance(task, Run)]
         self.run_number = {task: number for number, task in enumerate(runs)}
         self.runs = runs
 
@@ -60,13 +61,12 @@ class _Gathers:
         number = self.party.slots[slot].bucket
         over = self.world.plan.buckets[number].over
         group = normal(self.world.plan, Group((self.party.slice,), over))
-        shard = self.party.slots[task.reads[0]] if task.reads else None
-        if (
-            task.kind != "all_gather"
-            or shard is None
-            or (shard.kind, shard.bucket) != ("shard", number)
-            or self.world.group(task) != group
-        ):
+        right = False
+        if filled_by(task):
+            shard = self.party.slots[task.source]
+            right = (shard.kind, shard.bucket) == ("shard", number)
+            right &= self.world.group(task) == group
+        if not right:
             text = f"{task.name} fills {self._name(slot)} not from its shards on {group}"
             yield self._problem(text, index)
 

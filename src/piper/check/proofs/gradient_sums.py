@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.plan.types import Task
+from piper.plan.tasks import Add, Task
 
 
 def sums(world: World) -> Iterator[Problem]:
@@ -27,7 +27,7 @@ class _Sums:
     def run(self) -> Iterator[Problem]:
         kept = set(self.party.results.values())
         for index, task in enumerate(self.party.tasks):
-            if task.kind == "add":
+            if isinstance(task, Add):
                 yield from self._add(index, task)
             else:
                 self.made.update((slot, index) for slot in task.writes if self._contributes(slot))
@@ -52,16 +52,16 @@ class _Sums:
         found = self.party.slots[slot]
         return found.kind == "temp" and found.memory == "gradients"
 
-    def _add(self, index: int, task: Task) -> Iterator[Problem]:
+    def _add(self, index: int, task: Add) -> Iterator[Problem]:
         if task.zeros:
-            yield from self._start(index, task, task.writes[0], None)
-        for slot, offset, first in added_parts(task):
+            yield from self._start(index, task, task.sums[0], None)
+        for slot, offset, first in task.parts:
             if first:
                 yield from self._start(index, task, slot, offset)
             elif slot not in self.zeroed and offset not in self.begun.get(slot, ()):
                 text = f"{task.name} adds to {self._name(slot)}, which no task has started"
                 yield self._problem(text, index)
-        for slot in task.writes:
+        for slot in task.sums:
             self.unused[slot] = index
 
     def _start(self, index: int, task: Task, slot: int, offset: int | None) -> Iterator[Problem]:
@@ -101,16 +101,3 @@ class _Sums:
 
     def _problem(self, text: str, *tasks: int) -> Problem:
         return problem(self.world, "updates", text, *((self.party, t) for t in tasks))
-
-
-def added_parts(task: Task) -> list[tuple[int, int, bool]]:
-    """Per read of an add: the sum, where in it, and whether it starts that part."""
-    one = len(task.writes) != len(task.reads)
-    return [
-        (
-            task.writes[0 if one else i],
-            task.offsets[i] if task.offsets else 0,
-            first,
-        )
-        for i, first in enumerate(task.first)
-    ]

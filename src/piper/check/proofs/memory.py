@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.plan.types import PERSISTENT, Task
-
-_FILLED = ("param", "flat", "shard", "buffer", "constant", "batch", "key")  # before a step
+from piper.plan.slots import FILLED, STAYING
+from piper.plan.tasks import Add, Task
 
 
 def memory(world: World) -> Iterator[Problem]:
@@ -29,7 +28,7 @@ class _Slots:
         self.party = party
         self.root = world.local(party).root
         self.kind = [party.slots[r].kind for r in self.root]
-        self.there = [party.slots[r].kind in _FILLED for r in self.root]
+        self.there = [party.slots[r].kind in FILLED for r in self.root]
         self.freed: dict[int, int] = {}  # slot -> the task that freed it
         self.touched: dict[int, int] = {}  # slot -> the last task that used it
 
@@ -41,7 +40,7 @@ class _Slots:
         kept = set(self.party.results.values())
         for slot, there in enumerate(self.there):
             kind = self.kind[slot]
-            passing = kind not in (*PERSISTENT, "gathered") and slot not in kept
+            passing = kind not in STAYING and kind != "gathered" and slot not in kept
             if there and passing and self.root[slot] == slot and slot in self.touched:
                 yield self._problem(f"{self._name(slot)} is never freed", self.touched[slot])
         for name, slot in self.party.results.items():
@@ -65,8 +64,8 @@ class _Slots:
     def _writes(self, index: int, task: Task) -> Iterator[Problem]:
         for slot in task.writes:
             root = self.root[slot]
-            reused = self.there[root] and root == slot and self.kind[slot] not in PERSISTENT
-            if reused and slot not in task.reads and task.kind != "add":
+            reused = self.there[root] and root == slot and self.kind[slot] not in STAYING
+            if reused and slot not in task.reads and not isinstance(task, Add):
                 text = f"{task.name} overwrites {self._name(slot)}, which is still in use"
                 yield self._problem(text, index, self.touched.get(root, index))
             self.there[root] = True
@@ -76,7 +75,7 @@ class _Slots:
     def _frees(self, index: int, task: Task) -> Iterator[Problem]:
         for slot in task.frees:
             root, name = self.root[slot], self._name(slot)
-            if self.kind[slot] in PERSISTENT:
+            if self.kind[slot] in STAYING:
                 yield self._problem(f"{task.name} frees {name}, which stays", index)
             elif slot != root:
                 text = f"{task.name} frees {name}, which is a part of {self._name(root)}"
@@ -107,8 +106,8 @@ class _Slots:
 
 def _continued(task: Task) -> tuple[int, ...]:
     """Sums that a task adds to without starting them."""
-    if task.kind != "add" or task.zeros or all(task.first):
+    if not isinstance(task, Add) or task.zeros or all(task.first):
         return ()
-    if len(task.writes) == len(task.reads):
-        return tuple(s for s, first in zip(task.writes, task.first, strict=True) if not first)
-    return task.writes
+    if len(task.sums) == len(task.terms):
+        return tuple(s for s, first in zip(task.sums, task.first, strict=True) if not first)
+    return task.sums

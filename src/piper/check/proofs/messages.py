@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.plan.types import Slot
+from piper.ir.communication import same_tensor
+from piper.plan.slots import Slot
+from piper.plan.tasks import Comm
 
 At = tuple[Party, int]
 Channel = tuple[int, int, int]  # sender, receiver, stream
@@ -32,7 +34,7 @@ def channels(
     lost: list[At] = []
     for party in world.parties:
         for index, task in enumerate(party.tasks):
-            if task.kind not in ("send", "recv"):
+            if not isinstance(task, Comm) or not task.facts.is_message:
                 continue
             members = party.groups[task.group]
             group = world.group(task)
@@ -40,7 +42,7 @@ def channels(
                 lost.append((party, index))
                 continue
             peer = members[0] if members[1] == party.number else members[1]
-            if task.kind == "send":
+            if task.facts.sends:
                 sent[party.number, peer, task.stream].append((party, index))
             else:
                 received[peer, party.number, task.stream].append((party, index))
@@ -54,11 +56,12 @@ def _compare(
     where = f"{names[channel[0]]} to {names[channel[1]]}"
     for one, other in zip(sent, received, strict=False):
         send, recv = one[0].tasks[one[1]], other[0].tasks[other[1]]
+        assert isinstance(send, Comm) and isinstance(recv, Comm)
         if send.key != recv.key:
             text = f"{where}: {send.name} meets {recv.name}: sends in another order than receives"
             yield problem(world, "messages", text, one, other)
             return  # everything after it is shifted
-        out, into = one[0].slots[send.reads[0]], other[0].slots[recv.writes[0]]
+        out, into = one[0].slots[send.source], other[0].slots[recv.target]
         if not same_tensor(out, into):
             text = f"{where}: {send.name} sends {show(out)}, {recv.name} expects {show(into)}"
             yield problem(world, "messages", text, one, other)
@@ -68,15 +71,6 @@ def _compare(
     for at in received[len(sent) :]:
         name = at[0].tasks[at[1]].name
         yield problem(world, "messages", f"{where}: nobody sends what {name} waits for", at)
-
-
-def same_tensor(one: Slot, other: Slot) -> bool:
-    """Equal shape and dtype; a dim that depends on the data only has the same bound."""
-    if one.dtype != other.dtype or len(one.shape) != len(other.shape):
-        return False
-    if one.bound is not None or other.bound is not None:
-        return one.bound == other.bound and one.shape[1:] == other.shape[1:]
-    return one.shape == other.shape
 
 
 def show(slot: Slot) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.plan.types import Task
+from piper.plan.tasks import NO_SLOT, Add, Meeting, Norm, Settle, Stepping, Update, reduces
 
 
 def norms(world: World) -> Iterator[Problem]:
@@ -24,22 +24,12 @@ def _totals(world: World, party: Party) -> Iterator[Problem]:
     for name, slot in party.results.items():
         yield from _total(world, party, len(party.tasks), slot, f"the result {name}")
     for index, task in enumerate(party.tasks):
-        if task.kind in ("update", "settle"):
-            for slot in _divisors(task):
-                yield from _total(world, party, index, slot, f"the divisor of {task.name}")
-            if task.clip is not None:
-                what = f"the norm of {task.name}"
-                yield from _total(world, party, index, task.reads[-1], what)
+        if isinstance(task, Stepping):
+            if task.counted != NO_SLOT:
+                yield from _total(world, party, index, task.counted, f"the divisor of {task.name}")
+            if task.norm != NO_SLOT:
+                yield from _total(world, party, index, task.norm, f"the norm of {task.name}")
                 yield from _norm(world, party, index, task)
-
-
-def _divisors(task: Task) -> tuple[int, ...]:
-    """The slots with the count: after the gradient, before the norm; a settle has it before the norm."""
-    if task.count is not None:
-        return ()
-    if task.kind == "settle":
-        return task.reads[-2:-1]
-    return task.reads[1:-1] if task.clip is not None else task.reads[1:]
 
 
 def _total(world: World, party: Party, index: int, slot: int, what: str) -> Iterator[Problem]:
@@ -49,26 +39,28 @@ def _total(world: World, party: Party, index: int, slot: int, what: str) -> Iter
     if by < 0 or group.size(world.plan.mesh) == 1:
         return
     task = party.tasks[by]
-    if task.kind != "all_reduce" or world.group(task) != group:
-        where = f", but over {world.group(task)}" if task.group >= 0 else ""
+    if not reduces(task) or world.group(task) != group:
+        where = f", but over {world.group(task)}" if isinstance(task, Meeting) else ""
         text = f"{what} is not summed over all ranks{where}"
         yield problem(world, "updates", text, (party, by), facts=(f"all ranks are {group}",))
 
 
-def _norm(world: World, party: Party, index: int, task: Task) -> Iterator[Problem]:
+def _norm(world: World, party: Party, index: int, task: Update | Settle) -> Iterator[Problem]:
     """The norm is of all gradients of the party, as they are when updates use them."""
     local = world.local(party)
-    total, end = task.reads[-1], index
+    total, end = task.norm, index
     by = local.writer_before(total, end)
-    if by >= 0 and party.tasks[by].kind == "all_reduce":
-        total, end = party.tasks[by].reads[0], by
+    summed = party.tasks[by] if by >= 0 else task
+    if reduces(summed):
+        total, end = summed.source, by
     squares: dict[int, list[int]] = {}  # bucket -> the tasks that square its gradient
-    for add in local.writers.get(total, []):
-        for slot in party.tasks[add].reads if party.tasks[add].kind == "add" and add < end else ():
-            by = local.writer_before(slot, add)
-            if by >= 0 and party.tasks[by].kind == "norm":
-                bucket_number = party.slots[party.tasks[by].reads[0]].bucket
-                squares.setdefault(bucket_number, []).append(by)
+    for at in local.writers.get(total, []):
+        add = party.tasks[at]
+        for slot in add.terms if isinstance(add, Add) and at < end else ():
+            by = local.writer_before(slot, at)
+            squared = party.tasks[by] if by >= 0 else add
+            if isinstance(squared, Norm):
+                squares.setdefault(party.slots[squared.gradient].bucket, []).append(by)
     for number, bucket in world.trained_at(party.slice):
         found = squares.get(number, [])
         if len(found) != 1:
@@ -77,9 +69,10 @@ def _norm(world: World, party: Party, index: int, task: Task) -> Iterator[Proble
             yield problem(world, "updates", text, *((party, i) for i in (index, *found)))
             continue
         (by,) = found
-        slot = party.tasks[by].reads[0]
-        late = [w for w in local.writers.get(slot, []) if w > by and not _steps(party.tasks[w])]
-        early = [w for w in local.writers.get(slot, []) if w < by and _steps(party.tasks[w])]
+        (slot,) = party.tasks[by].reads
+        steps = {w: isinstance(party.tasks[w], Stepping) for w in local.writers.get(slot, [])}
+        late = [w for w, stepping in steps.items() if w > by and not stepping]
+        early = [w for w, stepping in steps.items() if w < by and stepping]
         if late:
             text = f"{party.tasks[by].name} reads {party.slots[slot].name} before it is whole"
             yield problem(world, "updates", text, (party, by), (party, late[0]))
@@ -88,19 +81,15 @@ def _norm(world: World, party: Party, index: int, task: Task) -> Iterator[Proble
             yield problem(world, "updates", text, (party, by), (party, early[0]))
 
 
-def _steps(task: Task) -> bool:
-    return task.kind in ("update", "settle")
-
-
 def _settled(world: World, party: Party) -> Iterator[Problem]:
     """A late update is settled, and nobody reads its parameters in between."""
     local = world.local(party)
     settles: dict[int, list[int]] = {}
     for index, task in enumerate(party.tasks):
-        if task.kind == "settle":
+        if isinstance(task, Settle):
             settles.setdefault(task.bucket, []).append(index)
     for index, task in enumerate(party.tasks):
-        if task.kind != "update":
+        if not isinstance(task, Update):
             continue
         found = [i for i in settles.get(task.bucket, []) if i > index]
         if len(found) != int(task.late) or len(settles.get(task.bucket, [])) != len(found):
@@ -115,15 +104,16 @@ def _settled(world: World, party: Party) -> Iterator[Problem]:
 
 
 def _clips(world: World) -> Iterator[Problem]:
-    """All updates are clipped alike."""
+    """All updates are clipped as the plan says."""
     found: dict[float | None, tuple[Party, int]] = {}
     for party in world.parties:
         for index, task in enumerate(party.tasks):
-            if task.kind == "settle" or (task.kind == "update" and not task.late):
+            if isinstance(task, Settle) or (isinstance(task, Update) and not task.late):
                 found.setdefault(task.clip, (party, index))
-    if len(found) > 1:
-        text = f"updates are clipped at {', '.join(map(str, found))}"
-        yield problem(world, "updates", text, *found.values())
+    wrong = {clip: at for clip, at in found.items() if clip != world.plan.clip}
+    if wrong:
+        text = f"updates are clipped at {', '.join(map(str, found))}, not at {world.plan.clip}"
+        yield problem(world, "updates", text, *wrong.values())
 
 
 def _weights(world: World) -> Iterator[Problem]:
@@ -132,14 +122,13 @@ def _weights(world: World) -> Iterator[Problem]:
     weight: dict[int, float] = {}
     for party in world.distinct:
         for task in party.tasks:
-            if task.kind == "norm":
-                for slot, share in zip(task.reads, task.weights, strict=True):
-                    number = party.slots[slot].bucket
-                    if party.slots[slot].kind != "grad":
-                        yield Problem("updates", f"{task.name} is of {party.slots[slot].name} too")
-                        continue
-                    copies = mesh.size_of(world.plan.buckets[number].copies)
-                    weight[number] = weight.get(number, 0.0) + share * copies
+            if isinstance(task, Norm):
+                gradient = party.slots[task.gradient]
+                if gradient.kind != "grad":
+                    yield Problem("updates", f"{task.name} is of {gradient.name} too")
+                    continue
+                copies = mesh.size_of(world.plan.buckets[gradient.bucket].copies)
+                weight[gradient.bucket] = weight.get(gradient.bucket, 0.0) + task.weight * copies
     for number, total in weight.items():
         if not math.isclose(total, 1.0, rel_tol=1e-9):
             name = world.plan.buckets[number].name

@@ -11,7 +11,9 @@ from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.keys import KEY
-from piper.plan.types import Bucket, Slot
+from piper.plan.slots import BUCKETED, Slot
+from piper.plan.tasks import Add, Comm, Run, Stepping, Task
+from piper.plan.types import Bucket
 
 
 def numbers(world: World) -> Iterator[Problem]:
@@ -39,7 +41,7 @@ def _layout(world: World, bucket: Bucket) -> Iterator[Problem]:
 
 def _slots(world: World, party: Party) -> Iterator[Problem]:
     for slot in party.slots:
-        if slot.bucket >= 0 and slot.kind in ("flat", "shard", "gathered", "grad"):
+        if slot.bucket >= 0 and slot.kind in BUCKETED:
             bucket = world.plan.buckets[slot.bucket]
             part = bucket.size // max(1, world.plan.mesh.size_of(bucket.over))
             whole = slot.kind in ("flat", "gathered") or (slot.kind == "grad" and not bucket.over)
@@ -75,9 +77,9 @@ def _starts(world: World, party: Party) -> Iterator[Problem]:
     """A bucket's sum is made, with zeros between its parts, by the first that adds to it."""
     begun: set[int] = set()
     for index, task in enumerate(party.tasks):
-        slot = task.writes[0] if task.kind == "add" else -1
+        slot = task.sums[0] if isinstance(task, Add) else -1
         if slot >= 0 and party.slots[slot].kind == "sum" and party.slots[slot].bucket >= 0:
-            if slot not in begun and not task.zeros:
+            if slot not in begun and not task.zeros:  # type: ignore[attr-defined]
                 text = f"{task.name} adds to {party.slots[slot].name}, which has no zeros yet"
                 yield problem(world, "updates", text, (party, index))
             begun.add(slot)
@@ -86,29 +88,35 @@ def _starts(world: World, party: Party) -> Iterator[Problem]:
 def _task(world: World, party: Party, index: int) -> Iterator[Problem]:
     plan, task = world.plan, party.tasks[index]
     wrong = ""
-    if task.kind in ("update", "settle") and task.count is not None:
+    if isinstance(task, Stepping) and task.count is not None:
         pieces = float(plan.num_data_ranks * plan.num_microbatches)
         if task.count != pieces:
             wrong = f"divides by {task.count:g}, not by {pieces:g} microbatches"
     for slot in (party.slots[s] for s in task.reads):
-        wanted = {"run": 1.0, "all_reduce": 0.0}.get(task.kind)
+        wanted = _constant_for(task)
         if slot.kind == "constant" and wanted is not None and float(slot.source) != wanted:
             wrong = f"reads {slot.name} as {slot.source}, not {wanted:g}"
-    if task.kind == "add" and task.offsets:
-        wrong = wrong or _misplaced(world, party, index)
+    if isinstance(task, Add) and task.offsets:
+        wrong = wrong or _misplaced(world, party, task)
     if wrong:
         yield problem(world, "updates", f"{task.name} {wrong}", (party, index))
 
 
-def _misplaced(world: World, party: Party, index: int) -> str:
+def _constant_for(task: Task) -> float | None:
+    """The gradient of the loss is 1, and whoever has nothing adds 0 to a total."""
+    if isinstance(task, Run):
+        return 1.0
+    return 0.0 if isinstance(task, Comm) and task.facts.sums else None
+
+
+def _misplaced(world: World, party: Party, task: Add) -> str:
     """A gradient that is added where another parameter lies."""
-    task = party.tasks[index]
-    bucket = world.plan.buckets[party.slots[task.writes[0]].bucket]
+    bucket = world.plan.buckets[party.slots[task.sums[0]].bucket]
     home = {
         offset: (name, math.prod(shape))
         for offset, name, shape in zip(bucket.offsets, bucket.params, bucket.shapes, strict=True)
     }
-    for slot, offset in zip(task.reads, task.offsets, strict=True):
+    for slot, offset in zip(task.terms, task.offsets, strict=True):
         found: Slot = party.slots[slot]
         name, size = home.get(offset, ("nothing", 0))
         if math.prod(found.shape) != size or found.source != name:

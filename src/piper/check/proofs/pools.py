@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.check.proofs.structure import COMMUNICATION
+from piper.plan.slots import POOLED
 from piper.plan.summary import slot_bytes
-from piper.plan.types import Task
+from piper.plan.tasks import Comm, Task
 
 
 def pools(world: World) -> Iterator[Problem]:
@@ -41,7 +41,7 @@ def _misfits(world: World, party: Party) -> Iterator[Problem]:
 
 
 def _misused(task: Task, slot: int) -> str:
-    if task.kind in COMMUNICATION:
+    if isinstance(task, Comm):
         return "a communication may not keep" if slot in task.reads else ""
     return "only communication may write" if slot in task.writes else ""
 
@@ -49,7 +49,7 @@ def _misused(task: Task, slot: int) -> str:
 def _unfit(party: Party, slot: int, like: int) -> str:
     """Why a slot has no place in a buffer that was made for another one."""
     mine, other = party.slots[slot], party.slots[like]
-    if mine.kind not in ("temp", "sum") or mine.bound is not None:
+    if mine.kind not in POOLED or mine.bound is not None:
         return "is for passing tensors of fixed size"
     if slot in party.results.values():
         return "is used again before the result is read"

@@ -11,10 +11,10 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
-from piper.check.local_order import Local
 from piper.check.parties import World
 from piper.check.problem import Problem, problem
-from piper.check.proofs.collectives import KINDS
+from piper.plan.local_order import Local
+from piper.plan.tasks import Comm
 
 MAX_RESIDENT = 16
 
@@ -35,7 +35,7 @@ def most_resident(local: Local) -> tuple[int, list[int]]:
     """No more communications than this can wait at once; and which these could be."""
     waiting: dict[int, list[int]] = {}
     for index, task in enumerate(local.tasks):
-        if task.kind in (*KINDS, "recv"):
+        if isinstance(task, Comm) and task.facts.waits_for_peers:
             waiting.setdefault(local.stream[index], []).append(index)
     most, tasks = len(waiting), [found[0] for found in waiting.values()]
     if most <= MAX_RESIDENT:

@@ -1,19 +1,19 @@
-"""structure: every number in the plan names something; the other proofs rely on it."""
+"""structure: every number in a task names something; the other proofs rely on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem
-from piper.plan.types import Plan, Slot, Task
-
-COMMUNICATION = ("send", "recv", "all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+from piper.ir.communication import COMMUNICATION
+from piper.plan.slots import BUCKETED, SLOT_KINDS, Slot
+from piper.plan.tasks import NO_SLOT, TASKS, Add, Comm, Meeting, Settle, Task, Update
+from piper.plan.types import Plan
 
 
 def structure(world: World) -> Iterator[Problem]:
-    """Tasks, slots, streams, groups, buckets and tensors that do not exist, or are the wrong way."""
-    yield from _groups_and_buckets(world.plan)
+    """Tasks, slots, streams and groups that do not exist, or are the wrong way; see also `frame`."""
     for party in world.distinct:
         for index, slot in enumerate(party.slots):
             why = _wrong_slot(world.plan, party, index, slot)
@@ -31,19 +31,6 @@ def _named(world: World, party: Party, index: int, why: str) -> Problem:
     return Problem("structure", f"{task.name} {why}", (task.name,), (line,))
 
 
-def _groups_and_buckets(plan: Plan) -> Iterator[Problem]:
-    slices = {part.slice for part in plan.classes}
-    for group in plan.groups:
-        if not (set(group.over) <= set(plan.mesh.names) and set(group.slices) <= slices):
-            yield Problem("structure", f"group {group} has axes or slices that do not exist")
-    for bucket in plan.buckets:
-        axes = {*bucket.over, *bucket.copies, *bucket.split_over}
-        alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
-        if not (axes <= set(plan.mesh.names) and set(bucket.slices) <= slices and alike):
-            text = f"bucket {bucket.name} has axes, slices or parameters that do not exist"
-            yield Problem("structure", text)
-
-
 def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
     if slot.base >= len(party.slots) or slot.base == index:
         return "shows a slot that does not exist"
@@ -57,50 +44,75 @@ def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
             return "shows itself"
         seen.add(slot.base)
         slot = party.slots[slot.base]
-    bucketed = slot.kind in ("flat", "shard", "gathered", "grad")
-    if slot.bucket >= len(plan.buckets) or (bucketed and slot.bucket < 0):
+    if slot.kind not in SLOT_KINDS:
+        return f"is of kind {slot.kind!r}, which does not exist"
+    if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
         return "belongs to a bucket that does not exist"
     return ""
 
 
 def _wrong_task(plan: Plan, party: Party, index: int, task: Task) -> str:
+    if TASKS.get(type(task).__struct_config__.tag) is not type(task):  # type: ignore[arg-type]
+        return f"is of kind {task.kind!r}, which no plan has"
     if not 0 <= task.stream < len(plan.streams):
         return "runs on a stream that does not exist"
     if any(not 0 <= s < len(party.slots) for s in (*task.reads, *task.writes, *task.frees)):
         return "names a slot that does not exist"
     if any(not 0 <= w < len(party.tasks) for w in task.waits):
         return "waits for a task that does not exist"
-    if (task.kind in (*COMMUNICATION, "read")) != (task.group >= 0):
-        return "has no group" if task.group < 0 else "has a group but does not communicate"
-    if task.group >= len(plan.groups):
+    if not -1 <= task.origin < max(len(plan.history), 1):
+        return "comes from a directive that does not exist"
+    if isinstance(task, Meeting) and not 0 <= task.group < len(plan.groups):
         return "names a group that does not exist"
-    if task.kind in ("update", "settle") and not 0 <= task.bucket < len(plan.buckets):
+    rule = _RULES.get(type(task))
+    return rule(plan, party, task) if rule is not None else ""
+
+
+def _wrong_add(plan: Plan, party: Party, task: Add) -> str:
+    num_terms, num_sums = len(task.terms), len(task.sums)
+    bucketed = num_sums == 1 and party.slots[task.sums[0]].bucket >= 0
+    right = len(task.first) == num_terms and (bucketed or num_sums == num_terms)
+    if right and len(task.offsets) in (0, num_terms):
+        return ""
+    return f"has {num_terms} terms and {num_sums} sums"
+
+
+def _wrong_step(plan: Plan, party: Party, task: Update | Settle) -> str:
+    if not 0 <= task.bucket < len(plan.buckets):
         return "names a bucket that does not exist"
-    return _wrong_numbers(party, task)
+    if not task.stepped:
+        return "steps nothing"
+    if (task.count is None) == (task.counted == NO_SLOT):
+        return "has not one divisor, a number or a slot"
+    clips = isinstance(task, Settle) or task.clip is not None
+    return "" if clips == (task.norm != NO_SLOT) else "clips without a norm, or has one for nothing"
 
 
-def _wrong_numbers(party: Party, task: Task) -> str:
-    """Tasks with more or fewer slots than their kind takes."""
-    num_reads, num_writes = len(task.reads), len(task.writes)
-    tensors = [s for s in task.reads if party.slots[s].kind != "host"]
-    match task.kind:
-        case "send":
-            right = (num_reads, num_writes) == (1, 0)
-        case "recv":
-            right = (num_reads, num_writes) == (0, 1)
-        case "read":
-            right = (num_reads, num_writes) == (2, 1)
-        case "add":
-            bucketed = num_writes == 1 and party.slots[task.writes[0]].bucket >= 0
-            right = len(task.first) == num_reads and (bucketed or num_writes == num_reads)
-            right &= len(task.offsets) in (0, num_reads)
-        case "norm":
-            right = len(task.weights) == num_reads == num_writes == 1
-        case "update":
-            right = num_reads >= 1 and num_writes >= 1
-        case "run" | "settle":
-            right = True
-        case _:
-            whole = [s for s in task.writes if party.slots[s].base < 0]
-            right = len(tensors) == 1 and len(whole) == 1
-    return "" if right else f"has {num_reads} reads and {num_writes} writes"
+def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
+    kind = COMMUNICATION.get(task.comm)
+    if kind is None:
+        return f"is a communication {task.comm!r}, which does not exist"
+    if (task.source != NO_SLOT) != kind.brings or (task.target != NO_SLOT) != kind.leaves:
+        return f"does not bring and leave what a {task.comm} does"
+    if (task.splits != NO_SLOT or task.reverse) and not kind.by_rows:
+        return f"sends rows by number, which a {task.comm} cannot"
+    if task.reverse and task.splits == NO_SLOT:
+        return "sends rows back without their numbers"
+    if task.splits != NO_SLOT and party.slots[task.splits].kind != "host":
+        return f"takes {party.slots[task.splits].name} for numbers on the host"
+    if task.source != NO_SLOT and party.slots[task.source].kind == "host":
+        return f"sends {party.slots[task.source].name}, which is no tensor"
+    if task.target != NO_SLOT and party.slots[task.target].base >= 0:
+        return "fills a part of another slot"
+    if any(party.slots[part].base != task.target for part in task.parts):
+        return "has parts of something else than its target"
+    return ""
+
+
+# What is particular to a kind; that its slots, streams and groups exist is asked of all.
+_RULES: dict[type[Task], Callable[..., str]] = {
+    Add: _wrong_add,
+    Update: _wrong_step,
+    Settle: _wrong_step,
+    Comm: _wrong_comm,
+}

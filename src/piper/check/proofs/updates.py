@@ -9,7 +9,18 @@ from piper.check.parties import Party, World, normal
 from piper.check.problem import Problem, problem
 from piper.check.proofs.gradient_sums import sums
 from piper.mesh import Group
-from piper.plan.types import Bucket, Task
+from piper.plan.tasks import (
+    Add,
+    Comm,
+    Run,
+    Stepping,
+    Task,
+    Update,
+    gathers,
+    reduces,
+    scatters,
+)
+from piper.plan.types import Bucket
 
 
 def updates(world: World) -> Iterator[Problem]:
@@ -19,7 +30,7 @@ def updates(world: World) -> Iterator[Problem]:
     yield from sums(world)
     for party in world.distinct:
         for index, task in enumerate(party.tasks if not world.plan.train else ()):
-            if task.kind in ("update", "settle") or task.phase[:1] == "B":
+            if isinstance(task, Stepping) or (isinstance(task, Run) and task.phase != "F"):
                 text = f"{task.name} has no place in an evaluation, which changes nothing"
                 yield problem(world, "updates", text, (party, index))
         for number, bucket in world.trained_at(party.slice):
@@ -79,11 +90,11 @@ class _Chain:
         self.own = [
             i
             for i, task in enumerate(party.tasks)
-            if task.kind in ("update", "settle") and task.bucket == number
+            if isinstance(task, Stepping) and task.bucket == number
         ]
 
     def run(self) -> Iterator[Problem]:
-        stepped = [i for i in self.own if self.party.tasks[i].kind == "update"]
+        stepped = [i for i in self.own if isinstance(self.party.tasks[i], Update)]
         what = f"bucket {self.bucket.name} ({', '.join(self.bucket.params)})"
         if len(stepped) != 1:
             times = f"{len(stepped)} times" if stepped else "never"
@@ -92,14 +103,13 @@ class _Chain:
             return
         (index,) = stepped
         task = self.party.tasks[index]
-        yield from self._targets(index, task)
-        grad = self.party.slots[task.reads[0]]
-        if grad.kind != "grad" or grad.bucket != self.number:
-            text = f"{task.name} steps {what} by {grad.name}, which is not its gradient"
-            yield self._problem(text, index)
+        assert isinstance(task, Update)
+        wrong = [problem for own in self.own for problem in self._targets(own, what)]
+        yield from wrong
+        if wrong:
             return
-        yield from self._gradient(index, task.reads[0])
-        yield from self._gather(index)
+        yield from self._gradient(index, task.gradient)
+        yield from self._gather(index, task)
 
     def _gradient_tasks(self) -> list[int]:
         """The last task that wrote the bucket's gradient, for want of an update."""
@@ -112,17 +122,22 @@ class _Chain:
         ]
         return [found[-1] for found in last if found][-1:]
 
-    def _targets(self, index: int, task: Task) -> Iterator[Problem]:
-        """The update writes all parameters of its bucket, or the rank's shard of them, and the gradient
-        that it divides."""
-        written = [self.party.slots[s] for s in task.writes[:-1]]
+    def _targets(self, index: int, what: str) -> Iterator[Problem]:
+        """It steps all parameters of its bucket, or the rank's shard of them, by its gradient."""
+        task = self.party.tasks[index]
+        assert isinstance(task, Stepping)
+        stepped = [self.party.slots[s] for s in task.stepped]
         if self.bucket.zero == 0:
-            right = tuple(s.source for s in written if s.kind == "param") == self.bucket.params
+            right = tuple(s.source for s in stepped if s.kind == "param") == self.bucket.params
         else:
-            right = [(s.kind, s.bucket) for s in written] == [("shard", self.number)]
-        if not right or task.writes[-1] != task.reads[0]:
-            names = ", ".join(self.party.slots[s].name for s in task.writes)
-            text = f"{task.name} writes {names}, not what bucket {self.bucket.name} holds"
+            right = [(s.kind, s.bucket) for s in stepped] == [("shard", self.number)]
+        if not right:
+            names = ", ".join(slot.name for slot in stepped)
+            text = f"{task.name} steps {names}, not what bucket {self.bucket.name} holds"
+            yield self._problem(text, index)
+        gradient = self.party.slots[task.gradient]
+        if gradient.kind != "grad" or gradient.bucket != self.number:
+            text = f"{task.name} steps {what} by {gradient.name}, which is not its gradient"
             yield self._problem(text, index)
 
     def _gradient(self, update: int, grad: int) -> Iterator[Problem]:
@@ -135,7 +150,7 @@ class _Chain:
             task = self.party.tasks[index]
             if index in self.own:
                 continue
-            if task.kind == "all_reduce" and grad in task.reads:
+            if reduces(task) and grad == task.source:
                 reduced.append(index)
                 if self.world.group(task) != group:
                     text = f"{task.name} reduces {name} over {self.world.group(task)}"
@@ -143,14 +158,14 @@ class _Chain:
                 if index > update:
                     text = f"{task.name} reduces {name} after its update"
                     yield self._problem(text, index, update)
-            elif task.kind in ("add", "reduce_scatter"):
+            elif isinstance(task, Add) or scatters(task):
                 for end in (*reduced[:1], update):
                     if index > end:
                         text = f"{task.name} adds to {name} after {self.party.tasks[end].name}"
                         yield self._problem(f"{text}: it is lost", index, end)
                         break
                 yield from self._contribution(index, task, name)
-                scattered += [index] * (task.kind == "reduce_scatter")
+                scattered += [index] * scatters(task)
             else:
                 yield self._problem(f"{task.name} overwrites {name}", index)
         for found in (reduced, scattered):
@@ -164,26 +179,27 @@ class _Chain:
 
     def _contribution(self, index: int, task: Task, name: str) -> Iterator[Problem]:
         """With sharded gradients, what enters is reduced over the shards' ranks; else, nothing is."""
-        if task.kind == "reduce_scatter":
+        if scatters(task):
             yield from self._scattered(index, name)
             return
         for slot in task.reads:
             by = self.local.writer_before(slot, index)
-            kind = self.party.tasks[by].kind if by >= 0 else ""
-            if self.parts > 1 and kind == "reduce_scatter":
+            maker = self.party.tasks[by] if by >= 0 else None
+            if self.parts > 1 and scatters(maker):
                 yield from self._scattered(by, name)
             elif self.parts > 1:
                 made = self.party.slots[slot].name
                 text = f"{task.name} adds {made} to {name} before it is reduced over its shards"
                 yield self._problem(text, index, *([by] if by >= 0 else ()))
-            elif kind in ("reduce_scatter", "all_reduce", "all_gather"):
+            elif isinstance(maker, Comm) and maker.facts.alike and not maker.facts.is_message:
                 text = f"{task.name} adds to {name} what is reduced already"
                 yield self._problem(text, index, by)
 
     def _scattered(self, index: int, name: str) -> Iterator[Problem]:
         """A reduce_scatter takes all of a sum, once, over the right ranks."""
         task = self.party.tasks[index]
-        source = self.local.root[task.reads[0]]
+        assert isinstance(task, Comm)
+        source = self.local.root[task.source]
         group = normal(self.world.plan, Group((self.party.slice,), self.bucket.over))
         if self.world.group(task) != group:
             text = f"{task.name} reduces {name} over {self.world.group(task)}"
@@ -194,27 +210,28 @@ class _Chain:
         started = False
         for later in self.local.writers.get(source, []):
             if later > index and not started:
-                started = all(self.party.tasks[later].first)
+                add = self.party.tasks[later]
+                started = not isinstance(add, Add) or all(add.first)
                 if not started:
-                    text = f"{self.party.tasks[later].name} adds to {self.party.slots[source].name}"
+                    text = f"{add.name} adds to {self.party.slots[source].name}"
                     text += f" after {task.name}"
                     yield self._problem(f"{text}: it is lost, or counts twice", later, index)
 
-    def _gather(self, update: int) -> Iterator[Problem]:
+    def _gather(self, update: int, stepping: Update) -> Iterator[Problem]:
         """Parameters that all ranks hold whole are gathered again once their shards are stepped."""
         if self.bucket.zero not in (1, 2) or self.parts == 1:
             return
         last = self.own[-1]
         group = normal(self.world.plan, Group((self.party.slice,), self.bucket.over))
-        shard = self.party.tasks[update].writes[0]
+        shard = stepping.stepped[0]
         flat = self.local.root[shard]
         found = []
         for index in self.local.writers.get(flat, []):
             task = self.party.tasks[index]
-            if task.kind != "all_gather":
+            if not gathers(task):
                 continue
             found.append(index)
-            if self.world.group(task) != group or shard not in task.reads:
+            if self.world.group(task) != group or shard != task.source:
                 text = f"{task.name} gathers {self.party.slots[flat].name} over "
                 text += f"{self.world.group(task)}"
                 yield self._problem(text, index, facts=(f"its shards are on {group}",))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 
-from piper.plan.types import Plan, RankPlan, Task, bind
+from piper.plan.tasks import Comm, Meeting, Task
+from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.board import Where
 
 MOST_LINES = 24
@@ -113,7 +114,7 @@ class Story:
         return self._group(self._task(rank), rank) if waits else []
 
     def _group(self, task: Task | None, rank: int) -> list[int]:
-        if task is None or task.group < 0:
+        if not isinstance(task, Meeting):
             return []
         return [r for r in self._me(rank).groups[task.group] if r != rank]
 
@@ -130,7 +131,9 @@ class Story:
         # A host that waits has not begun its task; a device is no further than what it waits for.
         device = self.plans[it.plan][1].device != "cpu"
         begun = it.task + 1 if it.waits < 0 else it.waits + 1 if device else it.task
-        return any(found.key == task.key for found in self._me(peer).tasks[:begun] if task)
+        come = self._me(peer).tasks[:begun]
+        key = task.key if isinstance(task, Comm) else None
+        return any(isinstance(found, Comm) and found.key == key for found in come)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

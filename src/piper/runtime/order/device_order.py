@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from piper.plan.types import Task
+from piper.plan.tasks import Meeting, Run, Task, sends
 from piper.runtime.failure.board import NOTHING, TASK, WAITS
 from piper.runtime.order.releases import releases_of
 
@@ -30,7 +30,7 @@ class DeviceOrder:
         self.worker = worker
         self.cells = worker.cells
         tasks, device = worker.me.tasks, worker.device
-        number = next((task.stream for task in tasks if task.kind == "run"), 0)
+        number = next((task.stream for task in tasks if isinstance(task, Run)), 0)
         used = list(dict.fromkeys([number, *(task.stream for task in tasks)]))
         self.streams = _streams(device, {i: worker.plan.streams[i].priority for i in used})
         self.stream = self.streams[number]
@@ -45,7 +45,7 @@ class DeviceOrder:
                 self.streams[task.stream],
                 [self.events[i] for i in task.waits if tasks[i].stream != task.stream],
                 self.events.get(index),
-                task.kind == "send",
+                sends(task),
                 self.releases.after[index],
             )
             for index, (start, task) in enumerate(zip(worker.starts, tasks, strict=True))
@@ -66,7 +66,7 @@ class DeviceOrder:
         for stream in self.others:
             stream.wait_event(self.begun)
         current = None
-        for index, (start, stream, waits, event, sends, frees) in enumerate(self.table):
+        for index, (start, stream, waits, event, sending, frees) in enumerate(self.table):
             cells[TASK] = index
             if stream is not current:
                 torch.cuda.set_stream(stream)
@@ -78,7 +78,7 @@ class DeviceOrder:
                 worker.write(index, pending.finish())
             if event is not None:
                 event.record(stream)
-            if sends:
+            if sending:
                 self._keep(pending, event)
             for slot in frees:
                 worker.free(slot)
@@ -102,7 +102,7 @@ class DeviceOrder:
         tasks = self.worker.me.tasks
         last = self.cells[TASK]
         under_way = [i for i, e in self.events.items() if i <= last and not e.query()]
-        talking = [i for i in under_way if tasks[i].group >= 0]
+        talking = [i for i in under_way if isinstance(tasks[i], Meeting)]
         self.cells[WAITS] = min(talking or under_way, default=NOTHING)
 
 
@@ -126,5 +126,5 @@ def _streams(device: torch.device, priorities: Mapping[int, str]) -> dict[int, A
 def _events(tasks: tuple[Task, ...]) -> dict[int, Any]:
     """An event for each task that one of another stream waits for, and for each send."""
     needed = {i for t in tasks for i in t.waits if tasks[i].stream != t.stream}
-    needed |= {i for i, t in enumerate(tasks) if t.kind == "send"}
+    needed |= {i for i, t in enumerate(tasks) if sends(t)}
     return {i: torch.cuda.Event() for i in sorted(needed)}

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from piper.plan.held_by import held_by, talks
+from piper.plan.held_by import held_by
+from piper.plan.tasks import Comm
 from piper.runtime.failure.board import NOTHING, TASK, WAITS
 from piper.runtime.transport.transport import Pending
 from piper.runtime.worker.storages import out_of_memory
@@ -31,7 +32,7 @@ class HostOrder:
         self.worker = worker
         self.cells = worker.cells
         self.names = [task.name for task in tasks]
-        self.talks = [talks(task) for task in tasks]
+        self.talks = [isinstance(task, Comm) for task in tasks]
         self.frees = [task.frees for task in tasks]
         # Communication under way, per stream.
         self.queues: list[deque[tuple[int, Pending]]] = [deque() for _ in worker.plan.streams]

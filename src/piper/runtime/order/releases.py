@@ -10,7 +10,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from piper.check.local_order import Local
+from piper.plan.local_order import Local
+from piper.plan.tasks import sends
 from piper.plan.types import RankPlan
 
 
@@ -43,7 +44,7 @@ def releases_of(plan: RankPlan, *, home: int) -> Releases:
             at: int | None = index
             known = plan.slots[slot]
             memory = known.pool < 0 and known.kind != "host"
-            if memory and task.kind != "send" and stream != task.stream:
+            if memory and not sends(task) and stream != task.stream:
                 at = _first_behind(local, index, on_stream.get(stream, []))
             (last if at is None else after[at]).append(slot)
     return Releases(tuple(map(tuple, after)), tuple(last))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from piper.ir.graph import Stream
+from piper.plan.tasks import Comm
 from piper.plan.types import Plan
 from piper.runtime.transport.gates import Gate, Gates
-from piper.runtime.transport.transport import Exchange, Pending
+from piper.runtime.transport.transport import Exchange, Pending, unknown_kind
 
 # torch 2.13 has new names for both and warns of the old ones; 2.11 has only those.
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -22,8 +23,6 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 # Longer than anybody watches a step: whoever watches says more than a timeout of torch's.
 TIMEOUT = timedelta(hours=1)
-
-MESSAGES = ("send", "recv")
 
 Channel = tuple[tuple[int, ...], Stream]
 
@@ -41,10 +40,10 @@ class Communicators:
     def prepare(self, plan: Plan) -> None:
         """Make what a plan needs. All ranks make all groups in one order: torch names a group by how
         many there were before, so that members that made different others would never meet."""
-        tagged = MESSAGES if self.device.type == "cpu" else ()
-        if self.messages is None and any(t.kind in tagged for c in plan.classes for t in c.tasks):
+        tagged = self.device.type == "cpu"
+        if tagged and self.messages is None and any(t.facts.is_message for t in _comms(plan)):
             self.messages = dist.new_group(timeout=TIMEOUT)
-        for channel in sorted(_needed(plan, but=tagged) - self.groups.keys(), key=_order):
+        for channel in sorted(_needed(plan, tagged) - self.groups.keys(), key=_order):
             ranks, stream = channel
             if self.device.type == "cpu":
                 self.groups[channel] = dist.new_group(list(ranks), timeout=TIMEOUT)
@@ -68,15 +67,16 @@ def _order(channel: Channel) -> tuple[Any, ...]:
     return ranks, stream.name, stream.priority, stream.max_sms or 0
 
 
-def _needed(plan: Plan, *, but: Collection[str]) -> set[Channel]:
-    """The channels of all communication of a plan but some kinds."""
+def _comms(plan: Plan) -> Iterator[Comm]:
+    return (task for part in plan.classes for task in part.tasks if isinstance(task, Comm))
+
+
+def _needed(plan: Plan, tagged: bool) -> set[Channel]:
+    """The channels of all communication of a plan; messages that have tags need none."""
     found = set()
     for part in plan.classes:
-        used = {
-            (task.group, task.stream)
-            for task in part.tasks
-            if task.group >= 0 and task.kind not in ("read", *but)
-        }
+        comms = (task for task in part.tasks if isinstance(task, Comm))
+        used = {(t.group, t.stream) for t in comms if not (tagged and t.facts.is_message)}
         for rank in plan.mesh.ranks(part.slice):
             for group, stream in used:
                 found.add((plan.groups[group].ranks(plan.mesh, rank), plan.streams[stream]))
@@ -111,79 +111,112 @@ class DistributedTransport:
         splits: list[list[int]] | None,
         into: Tensor | None,
     ) -> Pending:
-        kind, aside = exchange.task.kind, self.aside
-        if kind in MESSAGES:
-            return self._message(exchange, tensor, into)
+        kind = exchange.task.comm
+        collective = COLLECTIVES.get(kind)
+        if collective is None:
+            if exchange.task.facts.is_message:
+                return self._message(exchange, tensor, into)
+            raise unknown_kind("distributed", kind, COLLECTIVES)
         assert tensor is not None
         group = self.groups[exchange.ranks, exchange.stream]
-        match kind:
-            case "all_reduce":
-                if into is None:
-                    into = tensor.clone()
-                elif into is not tensor:
-                    into.copy_(tensor)
-                return _Work(dist.all_reduce(into, group=group, async_op=aside), into)
-            case "reduce_scatter":
-                into = self._empty(exchange) if into is None else into
-                work = _reduce_scatter(into, tensor, group=group, async_op=aside)
-                return _Work(work, into, keep=tensor)
-            case "all_gather":
-                into = self._empty(exchange) if into is None else into
-                work = _all_gather(into, tensor, group=group, async_op=aside)
-                return _Work(work, into, keep=tensor)
-            case _:
-                return self._all_to_all(exchange, tensor, splits, into, group)
+        return collective(self, exchange, tensor, splits, into, group)
 
     def _message(self, exchange: Exchange, tensor: Tensor | None, into: Tensor | None) -> Pending:
         """Send a tensor, or receive one."""
         if tensor is None:
-            into = self._empty(exchange) if into is None else into
+            into = self.empty(exchange) if into is None else into
         if self.aside:
             group, tag = self.messages, self.tags[exchange.task.key]
             if tensor is None:
-                return _Work(dist.irecv(into, exchange.peer, group=group, tag=tag), into)
-            return _Work(dist.isend(tensor, exchange.peer, group=group, tag=tag), keep=tensor)
+                return Work(dist.irecv(into, exchange.peer, group=group, tag=tag), into)
+            return Work(dist.isend(tensor, exchange.peer, group=group, tag=tag), keep=tensor)
         channel = exchange.ranks, exchange.stream
         group, gate = self.groups[channel], self.gate_of.get(channel)
         if gate is not None:
             step = gate.pass_through if tensor is None else gate.open
             step(torch.cuda.current_stream().cuda_stream)
         if tensor is None:
-            return _Work(dist.broadcast(into, exchange.peer, group=group), into)
-        return _Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
+            return Work(dist.broadcast(into, exchange.peer, group=group), into)
+        return Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
 
-    def _empty(self, exchange: Exchange) -> Tensor:
+    def empty(self, exchange: Exchange) -> Tensor:
+        """Memory for what a communication leaves."""
         (slot,) = exchange.outputs
         return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
 
-    def _all_to_all(
-        self,
+
+Splits = list[list[int]] | None
+Collective = Callable[[DistributedTransport, Exchange, Tensor, Splits, Tensor | None, Any], Pending]
+
+
+def _all_reduce(
+    transport: DistributedTransport,
+    exchange: Exchange,
+    tensor: Tensor,
+    splits: Splits,
+    into: Tensor | None,
+    group: Any,
+) -> Pending:
+    if into is None:
+        into = tensor.clone()
+    elif into is not tensor:
+        into.copy_(tensor)
+    return Work(dist.all_reduce(into, group=group, async_op=transport.aside), into)
+
+
+def _into_memory(call: Any) -> Collective:
+    """A collective of torch's that fills a tensor from another one."""
+
+    def collective(
+        transport: DistributedTransport,
         exchange: Exchange,
         tensor: Tensor,
-        splits: list[list[int]] | None,
+        splits: Splits,
         into: Tensor | None,
         group: Any,
     ) -> Pending:
-        send = receive = None
-        if splits is not None:
-            send, receive = reversed(splits) if exchange.task.reverse else splits
-            shape = (sum(receive), *tensor.shape[1:])
-            into = torch.empty(shape, dtype=tensor.dtype, device=self.device)
-        elif into is None:
-            into = self._empty(exchange)
-        work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=self.aside)
-        return _Work(work, into, keep=tensor)
+        into = transport.empty(exchange) if into is None else into
+        return Work(call(into, tensor, group=group, async_op=transport.aside), into, keep=tensor)
+
+    return collective
+
+
+def _all_to_all(
+    transport: DistributedTransport,
+    exchange: Exchange,
+    tensor: Tensor,
+    splits: Splits,
+    into: Tensor | None,
+    group: Any,
+) -> Pending:
+    send = receive = None
+    if splits is not None:
+        send, receive = reversed(splits) if exchange.task.reverse else splits
+        shape = (sum(receive), *tensor.shape[1:])
+        into = torch.empty(shape, dtype=tensor.dtype, device=transport.device)
+    elif into is None:
+        into = transport.empty(exchange)
+    aside = transport.aside
+    work = dist.all_to_all_single(into, tensor, receive, send, group=group, async_op=aside)
+    return Work(work, into, keep=tensor)
+
+
+COLLECTIVES: dict[str, Collective] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _into_memory(_reduce_scatter),
+    "all_gather": _into_memory(_all_gather),
+    "all_to_all": _all_to_all,
+}
 
 
 def _tags(plan: Plan) -> dict[str, int]:
     """A number for each message of a plan, the same on all ranks."""
-    tasks = (task for part in plan.classes for task in part.tasks)
-    keys = sorted({task.key for task in tasks if task.kind in MESSAGES})
+    keys = sorted({task.key for task in _comms(plan) if task.facts.is_message})
     return {key: number for number, key in enumerate(keys)}
 
 
 @dataclass
-class _Work:
+class Work:
     work: Any  # None if the current stream has it already
     result: Tensor | None = None
     keep: Tensor | None = None  # what is being read must live until the end

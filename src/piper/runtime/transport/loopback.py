@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
+from piper.plan.tasks import sends
 from piper.plan.types import Plan
 from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.pool_run import Reading
 from piper.runtime.launch.shares import share_of
-from piper.runtime.transport.transport import Exchange, Pending
+from piper.runtime.transport.transport import Exchange, Pending, unknown_kind
 from piper.runtime.worker.storages import measured_bytes
 from piper.runtime.worker.worker import Worker
 
@@ -30,7 +31,7 @@ class LoopbackTransport:
 
     def __init__(self) -> None:
         self.boxes: dict[tuple[Any, ...], deque[tuple[str, Tensor]]] = defaultdict(deque)
-        self.rounds: dict[tuple[Any, ...], list[_Round]] = defaultdict(list)
+        self.rounds: dict[tuple[Any, ...], list[Round]] = defaultdict(list)
         self.turn: dict[tuple[Any, ...], int] = defaultdict(int)
         self.awaited: dict[tuple[Any, ...], int] = defaultdict(int)  # receives without a send yet
 
@@ -45,17 +46,21 @@ class LoopbackTransport:
         splits: list[list[int]] | None,
         into: Tensor | None,
     ) -> Pending:
-        if tensor is None:
+        kind = exchange.task.facts
+        if kind.receives:
             self.awaited[exchange.peer, exchange.rank, exchange.stream] += 1
             return _Recv(self, exchange)
-        if exchange.task.kind == "send":
+        assert tensor is not None
+        if kind.sends:
             return _Send(self, exchange, tensor)
+        if kind.name not in COLLECTIVES:
+            raise unknown_kind("loopback", kind.name, COLLECTIVES)
         # The n-th collective of a communicator meets the n-th of every other member.
         channel = (exchange.ranks, exchange.stream)
         turn = self.turn[*channel, exchange.rank]
         self.turn[*channel, exchange.rank] += 1
         if turn == len(self.rounds[channel]):
-            self.rounds[channel].append(_Round(exchange.ranks, exchange.task.key))
+            self.rounds[channel].append(Round(exchange.ranks, exchange.task.key))
         found = self.rounds[channel][turn]
         if found.key != exchange.task.key:
             raise RunError(
@@ -108,7 +113,7 @@ class _Recv:
 
 
 @dataclass
-class _Round:
+class Round:
     """One collective: what each member brought, and, once all are there, what each gets."""
 
     ranks: tuple[int, ...]
@@ -126,25 +131,12 @@ class _Round:
         self.splits[exchange.rank] = [send, receive] if send and receive else None
 
     def complete(self, kind: str) -> None:
-        if self.completed:
-            return
-        self.completed = True
-        if kind in ("all_reduce", "reduce_scatter"):
-            total = self.brought[self.ranks[0]].clone()
-            for rank in self.ranks[1:]:
-                total += self.brought[rank]
-            parts = total.chunk(len(self.ranks)) if kind == "reduce_scatter" else []
-            for index, rank in enumerate(self.ranks):
-                self.results[rank] = (parts[index] if parts else total).clone()
-        elif kind == "all_gather":
-            whole = torch.cat([self.brought[rank] for rank in self.ranks])
-            self.results = {rank: whole.clone() for rank in self.ranks}
-        else:
-            rows = {rank: self._cut(rank) for rank in self.ranks}
-            for index, rank in enumerate(self.ranks):
-                self.results[rank] = torch.cat([rows[sender][index] for sender in self.ranks])
+        if not self.completed:
+            self.completed = True
+            results = COLLECTIVES[kind](self)
+            self.results = dict(zip(self.ranks, results, strict=True))
 
-    def _cut(self, rank: int) -> Sequence[Tensor]:
+    def cut(self, rank: int) -> Sequence[Tensor]:
         """One rank's rows per receiver; without splits, equal parts."""
         tensor = self.brought[rank]
         splits = self.splits[rank]
@@ -153,9 +145,45 @@ class _Round:
         return tensor.split(splits[0])
 
 
+def _total(round: Round) -> Tensor:
+    first, *others = (round.brought[rank] for rank in round.ranks)
+    total = first.clone()
+    for tensor in others:
+        total += tensor
+    return total
+
+
+def _all_reduce(round: Round) -> list[Tensor]:
+    total = _total(round)
+    return [total.clone() for _ in round.ranks]
+
+
+def _reduce_scatter(round: Round) -> list[Tensor]:
+    return [part.clone() for part in _total(round).chunk(len(round.ranks))]
+
+
+def _all_gather(round: Round) -> list[Tensor]:
+    whole = torch.cat([round.brought[rank] for rank in round.ranks])
+    return [whole.clone() for _ in round.ranks]
+
+
+def _all_to_all(round: Round) -> list[Tensor]:
+    rows = [round.cut(rank) for rank in round.ranks]
+    return [torch.cat([sent[index] for sent in rows]) for index in range(len(round.ranks))]
+
+
+# Per kind, what each rank gets, in the order of ranks, of what all have brought.
+COLLECTIVES: dict[str, Callable[[Round], list[Tensor]]] = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+}
+
+
 @dataclass
 class _Collective:
-    round: _Round
+    round: Round
     exchange: Exchange
 
     def ready(self) -> bool:
@@ -204,12 +232,15 @@ class Loopback:
         self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
     ) -> list[dict[str, float]]:
         """Run an evaluation of the plan on its live parameters."""
+        self.load(plan, bodies, "eval")
+        return self._run(self.evaluating, leaves)
+
+    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
         if not self.evaluating:
             self.evaluating = [
                 Worker(plan, w.me.rank, bodies=bodies, transport=self.transport, shares=w)
                 for w in self.workers
             ]
-        return self._run(self.evaluating, leaves)
 
     def _run(self, workers: list[Worker], leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         engines = []
@@ -294,9 +325,9 @@ class _Engine:
             task = self.tasks[self.dispatched]
             self.queues[task.stream].append(self.dispatched)
             self.dispatched += 1
-            for slot in task.reads if task.kind == "send" else ():
+            for slot in task.reads if sends(task) else ():
                 self.sending[slot] += 1
-            if task.kind == "read":
+            if task.blocks:
                 return
 
     def options(self) -> Iterator[int]:
@@ -323,7 +354,7 @@ class _Engine:
         self._release(index)
         self.queues[stream].popleft()
         self.complete.add(index)
-        if self.tasks[index].kind == "read":
+        if self.tasks[index].blocks:
             self._dispatch()
 
     def _poison_buffers(self, index: int) -> None:
@@ -345,7 +376,7 @@ class _Engine:
     def _release(self, index: int) -> None:
         """Free what a task frees, but not what a send dispatched before it still has to read."""
         task = self.tasks[index]
-        for slot in task.reads if task.kind == "send" else ():
+        for slot in task.reads if sends(task) else ():
             self.sending[slot] -= 1
             if not self.sending[slot] and slot in self.kept:
                 self._free(slot)
@@ -357,7 +388,7 @@ class _Engine:
 
     def _sent_before(self, slot: int, index: int) -> bool:
         return any(
-            task.kind == "send" and slot in task.reads and at not in self.complete
+            sends(task) and slot in task.reads and at not in self.complete
             for at, task in enumerate(self.tasks[:index])
         )
 

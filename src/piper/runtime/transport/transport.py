@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from piper.errors import RunError, did_you_mean
 from piper.ir.graph import Stream
-from piper.plan.types import Slot, Task
+from piper.plan.slots import Slot
+from piper.plan.tasks import Comm
 
 
 @dataclass(frozen=True)
 class Exchange:
     """One communication task of one rank, with everything decided that can be."""
 
-    task: Task
+    task: Comm
     stream: Stream
     rank: int
     ranks: tuple[int, ...]  # of the group, ascending
-    outputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]  # what it fills: one slot, or none
 
     @property
     def peer(self) -> int:
         """The other end of a message."""
         return self.ranks[0] if self.ranks[1] == self.rank else self.ranks[1]
+
+
+def unknown_kind(transport: str, name: str, known: Iterable[str]) -> RunError:
+    """A transport that has no way to move the bytes of a kind says so, and guesses nothing."""
+    text = f"the {transport} transport has no {name!r}{did_you_mean(name, list(known))}"
+    return RunError(text, legal=", ".join(known))
 
 
 class Pending(Protocol):

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from piper.plan.types import Bucket, Slot, Task
+from piper.plan.slots import Slot
+from piper.plan.tasks import Add
+from piper.plan.types import Bucket
 
 Start = Callable[[], None]
 Part = tuple[int, tuple[int, ...]]  # where a part of a flat tensor begins, and its shape
@@ -26,9 +28,9 @@ def parts_of(bucket: Bucket) -> list[Part]:
     return list(zip(bucket.offsets, bucket.shapes, strict=True))
 
 
-def add_values(task: Task, slots: list[Any], known: Sequence[Slot]) -> Start:
+def add_values(task: Add, slots: list[Any], known: Sequence[Slot]) -> Start:
     """Add each read to the sum that is written in its place, or begin that sum with it."""
-    pairs = list(zip(task.reads, task.writes, task.first, strict=True))
+    pairs = list(zip(task.terms, task.sums, task.first, strict=True))
     rounds = _rounds([(source, total) for source, total, first in pairs if not first])
     made = [(s, t, getattr(torch, known[t].dtype)) for s, t, first in pairs if first]
 
@@ -42,15 +44,15 @@ def add_values(task: Task, slots: list[Any], known: Sequence[Slot]) -> Start:
 
 
 def add_to_bucket(
-    task: Task, slots: list[Any], slot: Slot, bucket: Bucket, device: torch.device
+    task: Add, slots: list[Any], slot: Slot, bucket: Bucket, device: torch.device
 ) -> Start:
     """Add gradients where their parameters lie in the bucket, or a part to the rank's part."""
-    (total,) = task.writes
+    (total,) = task.sums
     shape_at = dict(parts_of(bucket))
-    places: list[Part] = [(0, slot.shape)] * len(task.reads)
+    places: list[Part] = [(0, slot.shape)] * len(task.terms)
     if task.offsets:
         places = [(offset, shape_at[offset]) for offset in task.offsets]
-    found = list(zip(task.reads, places, task.first, strict=True))
+    found = list(zip(task.terms, places, task.first, strict=True))
     copied = [(source, place) for source, place, first in found if first]
     rounds = _rounds([(source, place) for source, place, first in found if not first])
     zeros, fresh = task.zeros, slot.kind == "sum" and task.zeros

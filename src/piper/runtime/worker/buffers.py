@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from piper.plan.types import Slot
+from piper.plan.slots import Slot
 
 
 def pooled_tensors(slots: Sequence[Slot], device: torch.device) -> dict[int, Tensor]:

@@ -13,7 +13,8 @@ from piper.bodies.inductor.compiled import (
     eager_body,
     trace_body,
 )
-from piper.plan.types import RankPlan, Task
+from piper.plan.tasks import Run, Task
+from piper.plan.types import RankPlan
 
 
 def compiled_functions(
@@ -44,7 +45,7 @@ class _Traced:
         for slot in task.writes:
             self._strides.pop(slot, None)
             self._unknown.discard(slot)
-        if not task.body:
+        if not isinstance(task, Run):
             return
         body = self._body(task)
         self.bodies[task.body] = body
@@ -54,7 +55,7 @@ class _Traced:
         else:
             self._strides.update(zip(task.writes, body.strides, strict=True))
 
-    def _body(self, task: Task) -> Body:
+    def _body(self, task: Run) -> Body:
         text = self.texts[task.body]
         if self._unknown.intersection(task.reads):
             return eager_body(text, "how the results of another body lie is not known")

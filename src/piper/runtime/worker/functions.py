@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from piper.bodies.codec import load
+from piper.plan.tasks import Run
 from piper.plan.types import RankPlan
 
 
@@ -15,7 +16,8 @@ def body_functions(
 ) -> dict[str, Callable[..., Sequence[Tensor]]]:
     """By what each body that a rank runs is called."""
     if not compile:
-        return {task.body: load(bodies[task.body]) for task in me.tasks if task.body}
+        runs = (task for task in me.tasks if isinstance(task, Run))
+        return {task.body: load(bodies[task.body]) for task in runs}
     from piper.runtime.worker.compiling import compiled_functions
 
     return compiled_functions(me, bodies, device=device)

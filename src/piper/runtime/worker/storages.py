@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from piper.plan.slots import MODEL
+
 if TYPE_CHECKING:
     from piper.runtime.worker.worker import Worker
-
-_PARAMETERS = ("param", "flat", "shard", "buffer")
 
 
 def held_bytes(worker: Worker) -> dict[str, int]:
@@ -22,7 +22,7 @@ def held_bytes(worker: Worker) -> dict[str, int]:
     slots = list(zip(worker.me.slots, worker.slots, strict=True))
     pooled = [(worker.me.slots[i], tensor) for i, tensor in worker.pooled.items()]
     found = {
-        "parameters": _new(seen, (t for s, t in slots if s.kind in _PARAMETERS)),
+        "parameters": _new(seen, (t for s, t in slots if s.kind in MODEL)),
         "gradients": _new(seen, (t for s, t in slots if s.kind == "grad"))
         + _new(seen, (t for s, t in pooled if s.memory == "gradients")),
         "optimizer": _new(seen, optimizer_tensors(worker)),
@@ -80,7 +80,7 @@ def _held(worker: Worker) -> Iterator[tuple[str, int, str]]:
     for slot, value in zip(worker.me.slots, worker.slots, strict=True):
         size = _new(seen, [value])
         if size:
-            use = "parameters" if slot.kind in _PARAMETERS else str(slot.memory)
+            use = "parameters" if slot.kind in MODEL else str(slot.memory)
             yield slot.name, size, use
     for bucket in worker.updaters:
         size = _new(seen, optimizer_tensors(worker, [bucket]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,20 +12,19 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.ir.tensor_type import accumulation_dtype
-from piper.plan.types import PERSISTENT, Plan, Slot, Task, bind
+from piper.plan.slots import MODEL, STAYING, Slot
+from piper.plan.tasks import Comm
+from piper.plan.types import Plan, bind
 from piper.runtime.failure.board import STEP, Board
 from piper.runtime.order.device_order import DeviceOrder
 from piper.runtime.order.host_order import HostOrder
-from piper.runtime.transport.transport import Exchange, Pending, Transport
-from piper.runtime.worker.adding import add_to_bucket, add_values, parts_of, views
+from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
+from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys
-from piper.runtime.worker.update import Updater, clip_scale
+from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import initial_value
-
-Start = Callable[[], Pending | None]
-_MODEL = ("param", "flat", "shard", "buffer")
 
 
 class Worker:
@@ -64,20 +63,17 @@ class Worker:
         self.pooled: dict[int, Tensor] = {}  # slot -> its shape of a buffer that it shares
         self.updaters: dict[int, Updater] = {}  # per bucket
         self.keys = Keys(plan, self.me, self.device)
+        self._targets = [  # per task, what it fills if it communicates
+            (t.target,) if isinstance(t, Comm) and t.facts.leaves else () for t in self.me.tasks
+        ]
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
             self._fill_model(bodies)
         else:
-            self._share_model(shares)
+            self._share_model(shares, bodies)
         self._fill_constants()
-        self._functions = body_functions(self.me, bodies, device=device, compile=compile)
-        prepare = {
-            "run": self._run, "add": self._add, "read": self._read, "norm": self._norm,
-            "update": self._update, "settle": self._settle, "send": self._exchange,
-            "recv": self._exchange, "all_reduce": self._exchange, "all_to_all": self._exchange,
-            "reduce_scatter": self._exchange, "all_gather": self._exchange,
-        }  # fmt: skip
-        self.starts: list[Start] = [prepare[task.kind](task) for task in self.me.tasks]
+        self.functions = body_functions(self.me, bodies, device=device, compile=compile)
+        self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
         self._wide.clear()
         self.order = DeviceOrder(self) if self.device.type == "cuda" else HostOrder(self)
 
@@ -99,7 +95,7 @@ class Worker:
         if value.dtype != dtype:
             self._wide[index] = value
 
-    def _wide_of(self, index: int) -> Tensor | None:
+    def wide_of(self, index: int) -> Tensor | None:
         """The initial value of a parameter, or of a rank's part of several, before it was narrowed."""
         slot = self.me.slots[index]
         if slot.base < 0 or slot.base not in self._wide:
@@ -107,13 +103,18 @@ class Worker:
         part, parts = self.me.part_of(slot, self.plan.mesh)
         return self._wide[slot.base].chunk(parts)[part].clone()
 
-    def _share_model(self, other: Worker) -> None:
-        """Hold the same tensors of the model as another worker."""
-        theirs = {slot.name: i for i, slot in enumerate(other.me.slots) if slot.kind in _MODEL}
+    def _share_model(self, other: Worker, bodies: Mapping[str, str]) -> None:
+        """Hold the same tensors of the model as another worker. What that one neither reads nor trains
+        is as it was in the beginning."""
+        theirs = {slot.name: i for i, slot in enumerate(other.me.slots) if slot.kind in MODEL}
         for index, slot in enumerate(self.me.slots):
-            if slot.kind in _MODEL and slot.base < 0:
+            if slot.kind in MODEL and slot.base < 0:
                 known = theirs.get(slot.name, -1)
                 has = other.me.slots[known] if known >= 0 else None
+                tensor = other.plan.tensors.get(slot.source)
+                if has is None and slot.source and not (tensor and tensor.trainable):
+                    self._fill(index, self._initial(slot.source, slot.split_over, bodies))
+                    continue
                 if has is None or (has.shape, has.dtype) != (slot.shape, slot.dtype):
                     raise RunError(
                         f"rank {self.me.rank}: {slot.name} is {slot.dtype}{list(slot.shape)}, but "
@@ -161,114 +162,6 @@ class Worker:
     def _empty(self, slot: Slot) -> Tensor:
         return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
 
-    # One function per kind of task: given the task, returns what to call when it starts.
-
-    def _run(self, task: Task) -> Start:
-        function, slots, reads, writes = (
-            self._functions[task.body],
-            self.slots,
-            task.reads,
-            task.writes,
-        )
-
-        def start() -> None:
-            results = function(*[slots[i] for i in reads])
-            for i, result in zip(writes, results, strict=True):
-                slots[i] = result
-
-        return start
-
-    def _add(self, task: Task) -> Start:
-        slot = self.me.slots[task.writes[0]]
-        if slot.bucket < 0:
-            return add_values(task, self.slots, self.me.slots)
-        return add_to_bucket(task, self.slots, slot, self.plan.buckets[slot.bucket], self.device)
-
-    def _read(self, task: Task) -> Start:
-        sent, received = task.reads
-        (target,) = task.writes
-        peers = len(self.me.groups[task.group])
-
-        def start() -> None:
-            rows = [self.slots[i].reshape(peers, -1).sum(1) for i in (sent, received)]
-            self.slots[target] = torch.stack(rows).tolist()
-
-        return start
-
-    def _norm(self, task: Task) -> Start:
-        pairs = list(zip(task.reads, task.weights, strict=True))
-        (target,) = task.writes
-
-        def start() -> None:
-            total = torch.zeros((), dtype=torch.float64, device=self.device)
-            for source, weight in pairs:
-                norm = torch.linalg.vector_norm(self.slots[source], dtype=torch.float64)
-                total += norm.square() * weight
-            self.slots[target] = total
-
-        return start
-
-    def _update(self, task: Task) -> Start:
-        bucket = self.plan.buckets[task.bucket]
-        stepped = task.writes[:-1]
-        updater = Updater(
-            self.plan.optimizer,
-            [self.slots[i] for i in stepped],
-            [self._wide_of(i) for i in stepped],
-        )
-        self.updaters[task.bucket] = updater
-        (flat, *more) = task.reads
-        norm = more.pop() if task.clip is not None else None
-        grads = [self.slots[flat]] if bucket.over else views(self.slots[flat], parts_of(bucket))
-        looks = bool(more) and self.device.type == "cpu"  # elsewhere the host would wait for it
-
-        def start() -> None:
-            divisor: Any = self.slots[more[0]] if more else task.count
-            if looks:
-                _check_count(float(divisor))
-            scale = None
-            if norm is not None and task.clip is not None:
-                scale = clip_scale(self.slots[norm], divisor, task.clip)
-            if task.late:
-                updater.keep()
-            updater.step(grads, divisor, scale)
-
-        return start
-
-    def _settle(self, task: Task) -> Start:
-        updater = self.updaters[task.bucket]
-        largest = task.clip
-        assert largest is not None
-        count = None if task.count is not None else task.reads[-2]
-
-        def start() -> None:
-            divisor: Any = task.count if count is None else self.slots[count]
-            updater.settle(clip_scale(self.slots[task.reads[-1]], divisor, largest))
-
-        return start
-
-    def _exchange(self, task: Task) -> Start:
-        exchange = Exchange(
-            task=task,
-            stream=self.plan.streams[task.stream],
-            rank=self.me.rank,
-            ranks=self.me.groups[task.group],
-            outputs=tuple(s for s in (self.me.slots[i] for i in task.writes) if s.base < 0),
-        )
-        hosts = [i for i in task.reads if self.me.slots[i].kind == "host"]
-        (source, *_) = [i for i in task.reads if i not in hosts] or [-1]
-        stays = [i for i in task.writes if self.me.slots[i].kind in PERSISTENT]
-        target = stays[0] if stays and self.me.slots[stays[0]].base < 0 else -1
-        (place,) = [self.pooled[i] for i in task.writes if i in self.pooled] or [None]
-
-        def start() -> Pending:
-            splits = self.slots[hosts[0]] if hosts else None
-            tensor = self.slots[source] if source >= 0 else None
-            into = self.slots[target] if target >= 0 else place
-            return self.transport.start(exchange, tensor, splits, into)
-
-        return start
-
     # Running
 
     def load_batch(self, leaves: Mapping[str, Tensor]) -> None:
@@ -297,13 +190,12 @@ class Worker:
 
     def write(self, index: int, results: list[Tensor]) -> None:
         """Fill what a communication wrote; what stays keeps its memory, in which others have a part."""
-        whole = [slot for slot in self.me.tasks[index].writes if self.me.slots[slot].base < 0]
-        for slot, result in zip(whole, results, strict=True):
+        for slot, result in zip(self._targets[index], results, strict=True):
             if slot in self.pooled:
                 place = self.slots[slot] = self.pooled[slot]
                 if result is not place:
                     place.copy_(result)
-            elif self.me.slots[slot].kind not in PERSISTENT:
+            elif self.me.slots[slot].kind not in STAYING:
                 self._set(slot, result)
             elif result is not self.slots[slot]:
                 self.slots[slot].copy_(result)
@@ -317,7 +209,7 @@ class Worker:
     def results(self) -> dict[str, float]:
         found = {name: float(self.slots[i]) for name, i in self.me.results.items()}
         found.setdefault("count", float(self.plan.num_data_ranks * self.plan.num_microbatches))
-        _check_count(found["count"])
+        check_count(found["count"])
         return found
 
     def tensors(self, kind: str) -> dict[str, Tensor]:
@@ -342,8 +234,3 @@ class Worker:
             names = [f"${bucket.name}"] if bucket.over else bucket.params
             found.update(zip(names, values, strict=True))
         return found
-
-
-def _check_count(count: float) -> None:
-    if count == 0:
-        raise RunError("the total count of the batch is 0: there is nothing to average")

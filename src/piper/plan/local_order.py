@@ -6,7 +6,8 @@ import bisect
 import math
 from functools import cached_property
 
-from piper.plan.types import Slot, Task
+from piper.plan.slots import Slot
+from piper.plan.tasks import Task
 
 
 class Local:
@@ -39,7 +40,7 @@ class Local:
                     mine[other] = wait
             found.append(mine[:])
             mine[stream] = index
-            if task.kind == "read":
+            if task.blocks:
                 for clock in known:
                     clock[:] = map(max, clock, mine)
         return found

@@ -1,0 +1,83 @@
+"""Slots: the places for tensors on a rank, and all that is true of each kind of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+Memory = Literal["parameters", "gradients", "saved", "gathered", "buffers"]
+
+
+@dataclass(frozen=True)
+class SlotKind:
+    """One kind of slot.
+
+    What `stays` lives from step to step; what is `filled` is there before a step's first task. The
+    model's own tensors are `model`, and what belongs to a bucket is `bucketed`. Slots that one task
+    writes and others read within a step may be `pooled`: they may take turns in one buffer.
+    """
+
+    name: str
+    stays: bool = False
+    filled: bool = False
+    model: bool = False
+    bucketed: bool = False
+    pooled: bool = False
+
+
+_ROWS = (
+    SlotKind("param", stays=True, filled=True, model=True),
+    SlotKind("buffer", stays=True, filled=True, model=True),
+    SlotKind("flat", stays=True, filled=True, model=True, bucketed=True),
+    SlotKind("shard", stays=True, filled=True, model=True, bucketed=True),
+    SlotKind("grad", stays=True, bucketed=True),
+    SlotKind("constant", stays=True, filled=True),
+    SlotKind("batch", filled=True),
+    SlotKind("key", filled=True),
+    SlotKind("gathered", bucketed=True),
+    SlotKind("temp", pooled=True),
+    SlotKind("sum", pooled=True),
+    SlotKind("host"),
+)
+SLOT_KINDS: dict[str, SlotKind] = {row.name: row for row in _ROWS}
+STAYING = frozenset(row.name for row in _ROWS if row.stays)
+FILLED = frozenset(row.name for row in _ROWS if row.filled)
+MODEL = frozenset(row.name for row in _ROWS if row.model)
+BUCKETED = frozenset(row.name for row in _ROWS if row.bucketed)
+POOLED = frozenset(row.name for row in _ROWS if row.pooled)
+PASSING = POOLED | {"gathered"}  # made and freed within a step, on the device
+
+
+class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A place for one tensor on each rank of a class.
+
+    `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0
+    along `split_over`. `flat` holds all parameters of a bucket, `shard` the rank's part of one along
+    the bucket's axes, `gathered` a bucket for as long as it is used; `grad` sums the gradients of a
+    bucket, whole or the rank's part, and stays. `sum` is added into within a step; `batch` is leaf
+    `source` of the rank's microbatch; `key` has the keys of the random operations `source` ("0-2,5") in
+    it; `constant` holds the number `source`; the rest are written and freed within a step.
+
+    With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
+    for a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many
+    microbatches in a row may share a gathered bucket, and `ahead` how many chunks before the first
+    it may start. Slots of one `pool` take turns in one buffer, which the rank keeps from step to step.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    source: str = ""
+    microbatch: int = 0
+    split_over: tuple[str, ...] = ()
+    bound: int | None = None
+    base: int = -1
+    offset: int = 0
+    bucket: int = -1
+    memory: Memory = "buffers"
+    uses: int = 0
+    ahead: int = 0
+    pool: int = -1

@@ -1,0 +1,160 @@
+"""Handlers: a Worker and one of its Tasks in, what to call when the task starts out; one per kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from piper.errors import RunError
+from piper.plan.slots import STAYING
+from piper.plan.tasks import NO_SLOT, Add, Comm, Norm, Read, Run, Settle, Task, Update
+from piper.runtime.transport.transport import Exchange, Pending
+from piper.runtime.worker.adding import add_to_bucket, add_values, parts_of, views
+from piper.runtime.worker.update import Updater, clip_scale
+
+if TYPE_CHECKING:
+    from piper.runtime.worker.worker import Worker
+
+Start = Callable[[], Pending | None]
+Handler = Callable[["Worker", Any], Start]
+H = TypeVar("H", bound=Handler)
+HANDLERS: dict[type[Task], Handler] = {}
+
+
+def handles(kind: type[Task]) -> Callable[[H], H]:
+    """Say how Workers run tasks of a kind. All that can be decided is decided before the first step."""
+
+    def add(handler: H) -> H:
+        HANDLERS[kind] = handler
+        return handler
+
+    return add
+
+
+def prepare(worker: Worker, task: Task) -> Start:
+    handler = HANDLERS.get(type(task))
+    if handler is None:
+        raise RunError(
+            f"{task.name}: no Worker runs a task of kind {task.kind!r}",
+            legal=", ".join(kind.__name__.lower() for kind in HANDLERS),
+        )
+    return handler(worker, task)
+
+
+@handles(Run)
+def _run(worker: Worker, task: Run) -> Start:
+    function, slots = worker.functions[task.body], worker.slots
+    inputs, outputs = task.inputs, task.outputs
+
+    def start() -> None:
+        results = function(*[slots[i] for i in inputs])
+        for i, result in zip(outputs, results, strict=True):
+            slots[i] = result
+
+    return start
+
+
+@handles(Add)
+def _add(worker: Worker, task: Add) -> Start:
+    slot = worker.me.slots[task.sums[0]]
+    if slot.bucket < 0:
+        return add_values(task, worker.slots, worker.me.slots)
+    bucket = worker.plan.buckets[slot.bucket]
+    return add_to_bucket(task, worker.slots, slot, bucket, worker.device)
+
+
+@handles(Read)
+def _read(worker: Worker, task: Read) -> Start:
+    slots, (sent, received), target = worker.slots, (task.sent, task.received), task.splits
+    peers = len(worker.me.groups[task.group])
+
+    def start() -> None:
+        rows = [slots[i].reshape(peers, -1).sum(1) for i in (sent, received)]
+        slots[target] = torch.stack(rows).tolist()
+
+    return start
+
+
+@handles(Norm)
+def _norm(worker: Worker, task: Norm) -> Start:
+    slots = worker.slots
+
+    def start() -> None:
+        norm = torch.linalg.vector_norm(slots[task.gradient], dtype=torch.float64)
+        slots[task.squares] = norm.square() * task.weight
+
+    return start
+
+
+@handles(Update)
+def _update(worker: Worker, task: Update) -> Start:
+    slots, bucket = worker.slots, worker.plan.buckets[task.bucket]
+    updater = Updater(
+        worker.plan.optimizer,
+        [slots[i] for i in task.stepped],
+        [worker.wide_of(i) for i in task.stepped],
+    )
+    worker.updaters[task.bucket] = updater
+    flat = slots[task.gradient]
+    grads = [flat] if bucket.over else views(flat, parts_of(bucket))
+    # Elsewhere than on a CPU the host would wait for it.
+    looks = task.counted != NO_SLOT and worker.device.type == "cpu"
+    divide = _divisor(worker, task)
+
+    def start() -> None:
+        divisor = divide()
+        if looks:
+            check_count(float(divisor))
+        scale = None
+        if task.clip is not None:
+            scale = clip_scale(slots[task.norm], divisor, task.clip)
+        if task.late:
+            updater.keep()
+        updater.step(grads, divisor, scale)
+
+    return start
+
+
+@handles(Settle)
+def _settle(worker: Worker, task: Settle) -> Start:
+    updater, slots, divide = worker.updaters[task.bucket], worker.slots, _divisor(worker, task)
+
+    def start() -> None:
+        updater.settle(clip_scale(slots[task.norm], divide(), task.clip))
+
+    return start
+
+
+def _divisor(worker: Worker, task: Update | Settle) -> Callable[[], Any]:
+    """What a gradient is divided by: a number of the plan, or of the batch."""
+    slots, counted, count = worker.slots, task.counted, task.count
+    return (lambda: count) if counted == NO_SLOT else (lambda: slots[counted])
+
+
+@handles(Comm)
+def _exchange(worker: Worker, task: Comm) -> Start:
+    slots, known, kind = worker.slots, worker.me.slots, task.facts
+    exchange = Exchange(
+        task=task,
+        stream=worker.plan.streams[task.stream],
+        rank=worker.me.rank,
+        ranks=worker.me.groups[task.group],
+        outputs=(known[task.target],) if kind.leaves else (),
+    )
+    begin, source, hosts = worker.transport.start, task.source, task.splits
+    target = task.target if kind.leaves and known[task.target].kind in STAYING else NO_SLOT
+    place = worker.pooled.get(task.target)
+
+    def start() -> Pending:
+        splits = slots[hosts] if hosts >= 0 else None
+        tensor = slots[source] if source >= 0 else None
+        return begin(exchange, tensor, splits, slots[target] if target >= 0 else place)
+
+    return start
+
+
+def check_count(count: float) -> None:
+    if count == 0:
+        raise RunError("the total count of the batch is 0: there is nothing to average")
