@@ -119,14 +119,15 @@ def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None 
 def text_after(scheduled: Scheduled, settings: Settings, *, last: str) -> str:
     """The graph as it is after a pass."""
     with _no_collections():
-        _, state = _started(scheduled, settings, None)
+        _, state, _ = _started(scheduled, settings, None)
         return graph_to_text(run_passes(state, last=last).graph)
 
 
 def _started(
     scheduled: Scheduled, settings: Settings, trained: Bucketed | None
-) -> tuple[Source, Lowering]:
-    """All that passes need: the graph in its final chunks, and its bodies on demand."""
+) -> tuple[Source, Lowering, dict[str, int]]:
+    """All that passes need: the graph in its final chunks, and its bodies on demand; and the bytes
+    inside of those that were asked for."""
     device = settings.device
     check_device(device)
     begin = time.perf_counter()
@@ -135,12 +136,15 @@ def _started(
     )
     logical, traced = refine(scheduled, source)
     flops: dict[str, float] = {}
+    inside: dict[str, int] = {}
 
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
         routing = Routing(size, form.counts, form.rows) if form else None
         code = traced.chunks[node.chunk].code
         found = source.bodies.chunk(code, device=device, routing=routing, recompute=node.recompute)
         flops.update((body.hash, body.flops) for body in found.by_phase.values())
+        for body in found.by_phase.values():  # rows that depend on data are not in a body's name
+            inside[body.hash] = max(body.inside, inside.get(body.hash, 0))
         return found
 
     state = Lowering(
@@ -155,11 +159,11 @@ def _started(
         trained=trained,
     )
     state.seconds["refine"] = time.perf_counter() - begin
-    return source, state
+    return source, state, inside
 
 
 def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -> Lowered:
-    source, state = _started(scheduled, settings, trained)
+    source, state, inside = _started(scheduled, settings, trained)
     run_passes(state)
     logical, bucketed, classes = state.logical, state.bucketed, state.classes
     tensors = {
@@ -187,6 +191,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         history=scheduled.history,
         train=trained is None,
         flops=_model_flops(logical.mesh, classes, state.flops, training=trained is None),
+        inside={name: inside[name] for name in sorted(used) if inside.get(name)},
     )
     begin = time.perf_counter()
     report = check_plan(plan, memory_limit=settings.memory_limit)

@@ -69,6 +69,10 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"gradients are clipped to {plan.clip}"
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
+    if not set(plan.inside) <= set(plan.bodies):
+        yield "a body that does not exist has bytes inside"
+    if any(not 0 <= size < MAX_BYTES for size in plan.inside.values()):
+        yield "a body has an impossible number of bytes inside"
 
 
 def _short(mesh: Mesh) -> str:
