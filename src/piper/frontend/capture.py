@@ -15,18 +15,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import exc
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.any_rows import RowSymbol, at_rows, depends_on_data, leave_rows_open
-from piper.frontend.building import building, cast_parameters
+from piper.frontend.building import building, cast_parameters, readable_values
 from piper.frontend.captured_nodes import callee, source_of, value_of
 from piper.frontend.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.interpret import Facts, interpret
@@ -129,14 +125,15 @@ def record(
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode
-    try:
-        with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
-            model = make_model()
-    except DataDependentOutputException as error:
-        raise TraceError(
-            f"make_model looks at the values of tensors ({error.func})",
-            legal="initialisation that does not branch on values",
-        ) from error
+    with (
+        _quiet(),
+        readable_values(),
+        mode,
+        building(mode),
+        refusing_hooks(),
+        recording() as initializers,
+    ):
+        model = make_model()
     refuse_hooks(model)
     named = (*model.named_parameters(), *model.named_buffers())
     with mode:
