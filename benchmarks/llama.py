@@ -1,4 +1,4 @@
-"""A language model of the shape of Llama 3 8B in plain PyTorch, without tags: stages are cut by Piper."""
+"""A language model of the shape of Llama 3 8B in plain PyTorch, without tags: Piper cuts the stages."""
 
 from __future__ import annotations
 
