@@ -78,7 +78,7 @@ def _wrong_task(plan: Plan, party: Party, index: int, task: Task) -> str:
         return "comes from a directive that does not exist"
     if isinstance(task, Meeting) and not 0 <= task.group < len(plan.groups):
         return "names a group that does not exist"
-    rule = _RULES.get(type(task))
+    rule = RULES.get(type(task))
     return rule(plan, party, task) if rule is not None else ""
 
 
@@ -124,7 +124,7 @@ def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
 
 
 # What is particular to a kind; that its slots, streams and groups exist is asked of all.
-_RULES: dict[type[Task], Callable[..., str]] = {
+RULES: dict[type[Task], Callable[..., str]] = {
     Add: _wrong_add,
     Update: _wrong_step,
     Settle: _wrong_step,
