@@ -18,10 +18,11 @@ from piper.bodies.operators import draws_random
 from piper.bodies.random.uniform import keyed_uniform
 from piper.cli.main import main
 from piper.directives.schedule import Schedule
-from piper.errors import ShardError, TraceError
+from piper.errors import RunError, ShardError, TraceError
 from piper.plan.keys import key_of
 from piper.strategies import parallel
-from tests.loopback.programs import GM, Sharded, Two, check, random_batch, two
+from piper.training.verify import Errors, compare, train_one_device
+from tests.loopback.programs import GM, Sharded, Two, check, mean_square, random_batch, two
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, program_of
 
@@ -218,6 +219,56 @@ def test_operators_without_a_keyed_form_are_refused(draw: Callable[..., torch.Te
         TraceError, match=r"draws random numbers by aten\..* \(.*test_random.py:\d+"
     ):
         piper.trace(lambda: model().double(), random_batch(0), lambda m, x: m(x).sum())
+
+
+def _one_device(forward: Callable[..., torch.Tensor]) -> Errors:
+    """Of a model that changes Python state, which a plan does not."""
+    with pytest.warns(UserWarning, match="changes Python state"):
+        program = piper.trace(lambda: two(forward)().double(), random_batch(0), mean_square)
+        job = program.apply(parallel(dp=2, microbatches=2)).lower()
+    reference = train_one_device(job, [random_batch(0)])
+    with job.launch("loopback") as run:
+        return compare(run, [random_batch(0)], reference)
+
+
+def test_one_device_runs_the_users_module_and_not_its_trace() -> None:
+    """What the trace leaves out is seen although the model has dropout."""
+
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return F.dropout(self.a(x), 0.5) * self.calls
+
+    errors = _one_device(forward)
+    assert not errors.exact and errors.loss > 0.1
+
+
+@pytest.mark.parametrize(
+    ("after_one_call", "words"),
+    [
+        (lambda x: F.dropout(F.dropout(x)), r"also draws by aten.bernoulli_.*trace has 1"),
+        (lambda x: x * 2, r"has 0 random operators, its trace 1; .* \(.*test_random.py:\d+\)"),
+        (lambda x: x + torch.rand_like(x), "aten.rand_like.default, in its trace it is aten.bern"),
+    ],
+)
+def test_one_device_that_draws_otherwise_than_the_trace_is_an_error(
+    after_one_call: Callable[..., torch.Tensor], words: str
+) -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.b(F.dropout(x) if self.calls == 1 else after_one_call(x))
+
+    with pytest.raises(RunError, match=words):
+        _one_device(forward)
+
+
+def test_draws_that_nothing_depends_on_take_no_key() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        torch.rand(3)
+        return self.run_stages(
+            lambda: F.dropout(self.a(x)), lambda h: (F.dropout(h), self.b(F.dropout(h)))[1]
+        )
+
+    check(two(forward))
 
 
 def test_the_command_verify_knows_randomness(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
-import torch
 from torch import fx
 
 from piper.bodies.random.keyed import has_keyed_form, keyed
-from piper.errors import TraceError
+from piper.errors import Source, TraceError
 from piper.frontend.capture import Capture, callee, source_of
 
 
@@ -48,21 +49,22 @@ def first_place(nodes: list[fx.Node]) -> str:
     return quote(f"{callee(nodes[0])}@{source_of(nodes[0])}", safe="@:/._-")
 
 
-def uncut(capture: Capture) -> fx.GraphModule:
-    """The whole step as captured; its inputs are those of the capture, then all keys."""
+@dataclass(frozen=True)
+class Draw:
+    """One operator of the step that draws numbers: `index` of the key that it draws from, if anything
+    depends on it, and `nth` among the draws from that key."""
+
+    operator: Any
+    index: int | None
+    nth: int
+    source: Source | None
+
+
+def draws_of(capture: Capture) -> list[Draw]:
+    """All draws in the order of the user's code, which is that of the trace."""
     index = random_indexes(capture)
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    placeholders = [node for node in capture.graph.nodes if node.op == "placeholder"]
-    for node in placeholders:
-        copies[node] = graph.placeholder(node.name)
-    keys = graph.placeholder("keys")
-    for node in capture.graph.nodes:
-        if node in index:
-            copies[node] = copy_keyed(graph, node, copies, keys=keys, position=index[node])
-        elif node not in copies:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    root = torch.nn.Module()
-    for name, constant in capture.constants.items():
-        root.register_buffer(name, constant)
-    return fx.GraphModule(root, graph)
+    return [
+        Draw(operator, index.get(node), nth, source_of(node))
+        for node, operators in capture.facts.random.items()
+        for nth, operator in enumerate(operators)
+    ]

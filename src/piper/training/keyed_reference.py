@@ -1,45 +1,86 @@
-"""The one-device step of a program with random operations: the uncut graph, drawing from its keys."""
+"""The user's own step in eager mode, whose random operations draw from the keys that a plan uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from piper.api.job import Job
-from piper.bodies.leaves import batch_leaves
-from piper.frontend.capture import plain_name
-from piper.frontend.random_ops import random_indexes, uncut
+from piper.bodies.operators import draws_random
+from piper.bodies.random.keyed import Keyed
+from piper.errors import RunError
+from piper.frontend.random_ops import Draw, draws_of
 from piper.plan.keys import key_of
 
-
-def draws(job: Job) -> bool:
-    """Whether a job has random operations."""
-    return any(slot.kind == "key" for found in job.plan.classes for slot in found.slots)
+_LEGAL = "random operations in the same order in every step, whatever the step's Python state"
 
 
-def keyed_step(job: Job, model: nn.Module) -> Callable[[Any, int, int], Any]:
-    """A function of (rows, step, global microbatch) that does what the user's step does."""
+def eager_step(job: Job, model: nn.Module) -> Callable[[Any, int, int], Any]:
+    """A function of (rows, step, global microbatch) that calls the user's step on the module."""
     plan, source = job.plan, job.source
+    if not any(slot.kind == "key" for rank_class in plan.classes for slot in rank_class.slots):
+        return lambda rows, step, microbatch: source.step(model, rows)
     pieces = plan.num_data_ranks * plan.num_microbatches
-    capture, _ = source.at(source.batch_size // pieces)
-    module = uncut(capture)
-    num_keys = len(random_indexes(capture))
-    named = (*model.named_buffers(), *model.named_parameters())
-    tensors = {plain_name(name): tensor for name, tensor in named}
+    draws = draws_of(source.captured(source.batch_size // pieces))
+    num_keys = 1 + max(draw.index for draw in draws if draw.index is not None)
 
     def run(rows: Any, step: int, microbatch: int) -> Any:
-        given: dict[str, Tensor] = tensors | batch_leaves(rows)
-        keys = torch.tensor(
-            [
-                key_of(plan.seed, step=step, index=index, microbatch=microbatch)
-                for index in range(num_keys)
-            ]
-        )
-        inputs = [given[origin.name] for origin in capture.origins.values()]
-        results = module(*inputs, keys)
-        return results if capture.count is not None else results[0]
+        keys = [
+            key_of(plan.seed, step=step, index=index, microbatch=microbatch)
+            for index in range(num_keys)
+        ]
+        with _KeyedInOrder(torch.tensor(keys), draws) as mode:
+            result = source.step(model, rows)
+        mode.end()
+        return result
 
     return run
+
+
+class _KeyedInOrder(Keyed):
+    """Every random operator draws from the key that it has in the trace; both meet them in one order."""
+
+    def __init__(self, keys: Tensor, expected: Sequence[Draw]) -> None:
+        super().__init__(keys)
+        self.expected = expected
+        self.met = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if draws_random(func, args, kwargs or {}):
+            draw = self._next(func)
+            if draw.index is None:  # nothing depends on it
+                return func(*args, **(kwargs or {}))
+            self.position = draw.index
+            if draw.nth == 0:
+                self.draws = 0
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _next(self, operator: Any) -> Draw:
+        if self.met == len(self.expected):
+            raise RunError(
+                f"in eager mode the step also draws by {operator}, its {self.met + 1}. random "
+                f"operator; its trace has {self.met}",
+                legal=_LEGAL,
+            )
+        draw = self.expected[self.met]
+        self.met += 1
+        if draw.operator is not operator:
+            raise RunError(
+                f"in eager mode the step's {self.met}. random operator is {operator}, in its trace "
+                f"it is {draw.operator} ({draw.source})",
+                legal=_LEGAL,
+            )
+        return draw
+
+    def end(self) -> None:
+        """All draws of the trace must have been met."""
+        if self.met < len(self.expected):
+            draw = self.expected[self.met]
+            raise RunError(
+                f"in eager mode the step has {self.met} random operators, its trace "
+                f"{len(self.expected)}; the first that is missing is {draw.operator} ({draw.source})",
+                legal=_LEGAL,
+            )

@@ -15,7 +15,7 @@ from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture import plain_name
 from piper.runtime.worker.weights import initial_value
-from piper.training.keyed_reference import draws, keyed_step
+from piper.training.keyed_reference import eager_step
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
 PARAMETER_BOUND = 1e-8
@@ -54,24 +54,23 @@ class Errors:
 def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
     """Train the user's untouched module on the global microbatches, one after the other.
 
-    A program with random operations draws them from their keys: then it is the uncut captured graph
-    on the module's own parameters.
+    Random operations of the step draw from the keys that the plan uses.
     """
-    plan, source = job.plan, job.source
-    model = source.make_model()
+    plan = job.plan
+    model = job.source.make_model()
     load_initial(model, job)
     params = {plain_name(name): param for name, param in model.named_parameters()}
     optimizer = getattr(torch.optim, plan.optimizer.name)(
         list(params.values()), **plan.optimizer.options
     )
     pieces = plan.num_data_ranks * plan.num_microbatches
-    run = keyed_step(job, model) if draws(job) else None
+    run = eager_step(job, model)
     losses, gradients = [], []
     for step, batch in enumerate(batches):
         total = count = 0.0
         for piece in range(pieces):
             rows = _rows(batch, piece, pieces)
-            result = run(rows, step, piece) if run else source.step(model, rows)
+            result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
             total += loss.item()

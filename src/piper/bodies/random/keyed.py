@@ -29,7 +29,7 @@ def keyed(operation: Callable[..., Any] | str, position: int) -> Callable[..., A
 
     def call(keys: Tensor, *args: Any, **kwargs: Any) -> Any:
         # Fused attention would draw inside of its kernel, on each kind of device in its own way.
-        with sdpa_kernel(SDPBackend.MATH), _Keyed(keys, position):
+        with sdpa_kernel(SDPBackend.MATH), Keyed(keys, position):
             if isinstance(operation, str):
                 return getattr(args[0], operation)(*args[1:], **kwargs)
             return operation(*args, **kwargs)
@@ -47,10 +47,13 @@ def has_keyed_form(operator: Any) -> bool:
     return schema.name.removeprefix("aten::") in (*_FILLS, *_MAKES)
 
 
-class _Keyed(TorchDispatchMode):
-    """Replaces random operators; `uniform` and `normal` are the next draw under the key."""
+class Keyed(TorchDispatchMode):
+    """Replaces random operators; `uniform` and `normal` are the next draw under the key.
 
-    def __init__(self, keys: Tensor, position: int) -> None:
+    `position` says which of the keys is used, `draws` how often it was.
+    """
+
+    def __init__(self, keys: Tensor, position: int = 0) -> None:
         super().__init__()
         self.keys = keys
         self.position = position
@@ -108,48 +111,48 @@ def _floating(dtype: torch.dtype) -> torch.dtype:
 # Operators that overwrite their first argument with numbers of a distribution.
 
 
-def _fill_uniform(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_uniform(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     low, high = given["from"], given["to"]
     return keyed.uniform(shape, dtype) * (high - low) + low
 
 
-def _fill_normal(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_normal(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     return keyed.normal(shape, dtype) * given["std"] + given["mean"]
 
 
-def _fill_log_normal(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_log_normal(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     return _fill_normal(keyed, shape, dtype, given).exp()
 
 
-def _fill_exponential(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_exponential(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     # As torch's, never 0: code divides by it, or takes its logarithm.
     return keyed.exponential(shape, dtype).clamp(min=torch.finfo(dtype).tiny) / given["lambd"]
 
 
-def _fill_bernoulli(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_bernoulli(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     return keyed.mask(shape, given["p"])
 
 
-def _fill_cauchy(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_cauchy(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     turn = math.pi * (keyed.uniform(shape, dtype) - 0.5)
     return torch.tan(turn) * given["sigma"] + given["median"]
 
 
-def _fill_geometric(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_geometric(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     if given["p"] == 1:
         return torch.ones(shape, dtype=dtype, device=keyed.keys.device)
     trials = keyed.exponential(shape, torch.float32) / -math.log1p(-given["p"])
     return trials.ceil().clamp(min=1)
 
 
-def _fill_random(keyed: _Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
+def _fill_random(keyed: Keyed, shape: Any, dtype: torch.dtype, given: Given) -> Tensor:
     low, high = given.get("from", 0), given.get("to")
     if high is None:
         raise TraceError("random_() without a bound is not supported", legal="random_(low, high)")
     return keyed.integers(shape, low, high)
 
 
-_FILLS: dict[str, Callable[[_Keyed, Any, torch.dtype, Given], Tensor]] = {
+_FILLS: dict[str, Callable[[Keyed, Any, torch.dtype, Given], Tensor]] = {
     "uniform_": _fill_uniform,
     "normal_": _fill_normal,
     "log_normal_": _fill_log_normal,
@@ -184,28 +187,28 @@ def _told(given: Given, default: torch.dtype) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else default
 
 
-def _bernoulli(keyed: _Keyed, given: Given) -> Tensor:
+def _bernoulli(keyed: Keyed, given: Given) -> Tensor:
     like = given["self"]
     return keyed.mask(like.shape, given.get("p", like)).to(like.dtype)
 
 
-def _rand(keyed: _Keyed, given: Given) -> Tensor:
+def _rand(keyed: Keyed, given: Given) -> Tensor:
     return keyed.uniform(given["size"], _dtype(given))
 
 
-def _rand_like(keyed: _Keyed, given: Given) -> Tensor:
+def _rand_like(keyed: Keyed, given: Given) -> Tensor:
     return _like(given, keyed.uniform(given["self"].shape, _dtype(given)))
 
 
-def _randn(keyed: _Keyed, given: Given) -> Tensor:
+def _randn(keyed: Keyed, given: Given) -> Tensor:
     return keyed.normal(given["size"], _dtype(given))
 
 
-def _randn_like(keyed: _Keyed, given: Given) -> Tensor:
+def _randn_like(keyed: Keyed, given: Given) -> Tensor:
     return _like(given, keyed.normal(given["self"].shape, _dtype(given)))
 
 
-def _normal(keyed: _Keyed, given: Given) -> Tensor:
+def _normal(keyed: Keyed, given: Given) -> Tensor:
     mean, std, size = given["mean"], given["std"], given.get("size")
     if size is not None:
         return keyed.normal(size, _dtype(given)) * std + mean
@@ -214,22 +217,22 @@ def _normal(keyed: _Keyed, given: Given) -> Tensor:
     return keyed.normal(shape, tensors[0].dtype) * std + mean
 
 
-def _randint(keyed: _Keyed, given: Given) -> Tensor:
+def _randint(keyed: Keyed, given: Given) -> Tensor:
     made = keyed.integers(given["size"], given.get("low", 0), given["high"])
     return made.to(_told(given, torch.int64))
 
 
-def _randint_like(keyed: _Keyed, given: Given) -> Tensor:
+def _randint_like(keyed: Keyed, given: Given) -> Tensor:
     made = keyed.integers(given["self"].shape, given.get("low", 0), given["high"])
     return _like(given, made.to(_dtype(given)))
 
 
-def _randperm(keyed: _Keyed, given: Given) -> Tensor:
+def _randperm(keyed: Keyed, given: Given) -> Tensor:
     order = torch.argsort(keyed.uniform([given["n"]], torch.float64), stable=True)
     return order.to(_told(given, torch.int64))
 
 
-def _multinomial(keyed: _Keyed, given: Given) -> Tensor:
+def _multinomial(keyed: Keyed, given: Given) -> Tensor:
     weights, num = given["self"].double(), given["num_samples"]
     if given["replacement"]:
         total = weights.cumsum(-1)
@@ -241,13 +244,13 @@ def _multinomial(keyed: _Keyed, given: Given) -> Tensor:
     return (weights / clocks).topk(num).indices
 
 
-def _native_dropout(keyed: _Keyed, given: Given) -> tuple[Tensor, Tensor]:
+def _native_dropout(keyed: Keyed, given: Given) -> tuple[Tensor, Tensor]:
     x, p = given["input"], given["p"]
     mask = keyed.mask(x.shape, 1.0 - p)
     return x * mask * (1.0 / (1.0 - p) if p < 1 else 0.0), mask
 
 
-def _rrelu_with_noise(keyed: _Keyed, given: Given) -> Tensor:
+def _rrelu_with_noise(keyed: Keyed, given: Given) -> Tensor:
     x, lower, upper = given["self"], given["lower"], given["upper"]
     slope = keyed.uniform(x.shape, x.dtype) * (upper - lower) + lower
     noise = torch.where(x <= 0, slope, torch.ones_like(slope))
@@ -255,7 +258,7 @@ def _rrelu_with_noise(keyed: _Keyed, given: Given) -> Tensor:
     return x * noise
 
 
-_MAKES: dict[str, Callable[[_Keyed, Given], Any]] = {
+_MAKES: dict[str, Callable[[Keyed, Given], Any]] = {
     "bernoulli": _bernoulli,
     "rand": _rand,
     "rand_like": _rand_like,
