@@ -22,6 +22,7 @@ from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced
 from piper.ir.graph import Graph
 from piper.ir.history import Record
+from piper.ir.layouts import Split
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.mesh import Mesh
@@ -137,7 +138,9 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
     )
     classes, streams, groups = emit(graph, bucketed)
     tensors = {
-        name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
+        name: msgspec.structs.replace(
+            tensor, trainable=bucketed.trains(name), cut=_cut(logical, name)
+        )
         for name, tensor in source.tensors.items()
     }
     used = {t.body for found in classes for t in found.tasks if isinstance(t, Run)}
@@ -165,6 +168,14 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
     report = check_plan(plan, memory_limit=settings.memory_limit)
     texts = {name: source.bodies.texts[name] for name in plan.bodies}
     return Lowered(source, graph, plan, texts, report, bucketed)
+
+
+def _cut(logical: Graph, name: str) -> tuple[tuple[str, int], ...]:
+    """The axes that cut a tensor of the model, each with its dim."""
+    value = logical.values.get(name)
+    layout = value.layout if value is not None else ()
+    ways = ((axis, way.dim) for axis, way in layout if isinstance(way, Split))
+    return tuple((axis, dim) for axis, dim in ways if dim is not None)
 
 
 def _model_flops(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from piper.check.parties import Party, World
@@ -14,6 +15,7 @@ from piper.plan.types import Plan
 
 def structure(world: World) -> Iterator[Problem]:
     """Tasks, slots, streams, groups, buckets and tensors that do not exist, or are the wrong way."""
+    yield from _tensors(world.plan)
     yield from _groups_and_buckets(world.plan)
     for party in world.distinct:
         for index, slot in enumerate(party.slots):
@@ -38,11 +40,25 @@ def _groups_and_buckets(plan: Plan) -> Iterator[Problem]:
         if not (set(group.over) <= set(plan.mesh.names) and set(group.slices) <= slices):
             yield Problem("structure", f"group {group} has axes or slices that do not exist")
     for bucket in plan.buckets:
-        axes = {*bucket.over, *bucket.copies, *bucket.split_over}
+        axes = {*bucket.over, *bucket.copies}
         alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
+        alike &= set(bucket.params) <= plan.tensors.keys()
         if not (axes <= set(plan.mesh.names) and set(bucket.slices) <= slices and alike):
             text = f"bucket {bucket.name} has axes, slices or parameters that do not exist"
             yield Problem("structure", text)
+
+
+def _tensors(plan: Plan) -> Iterator[Problem]:
+    """Axes cut a tensor along dims that it has, into equal parts."""
+    sizes = dict(plan.mesh.axes)
+    for name, tensor in plan.tensors.items():
+        left = list(tensor.shape)
+        for axis, dim in tensor.cut:
+            if axis not in sizes or not 0 <= dim < len(left) or left[dim] % sizes[axis]:
+                text = f"{name} is {list(tensor.shape)}, which {axis} cannot cut along dim {dim}"
+                yield Problem("structure", text)
+                break
+            left[dim] //= sizes[axis]
 
 
 def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
@@ -58,11 +74,27 @@ def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
             return "shows itself"
         seen.add(slot.base)
         slot = party.slots[slot.base]
-    if slot.kind not in SLOT_KINDS:
+    named = party.slots[index]
+    if named.base >= 0 and not _shows(named, party.slots[named.base]):
+        return f"shows what {party.slots[named.base].name} does not have"
+    if named.kind in ("param", "buffer") and named.source not in plan.tensors:
+        return f"holds {named.source!r}, which the model does not have"
+    if slot.kind not in SLOT_KINDS or named.kind not in SLOT_KINDS:
         return f"is of kind {slot.kind!r}, which does not exist"
     if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
         return "belongs to a bucket that does not exist"
     return ""
+
+
+def _shows(part: Slot, whole: Slot) -> bool:
+    """A parameter lies in a bucket, and so does a shard, which is the rank's part of it."""
+    if part.bound is not None or whole.bound is not None or part.dtype != whole.dtype:
+        return False
+    end = part.offset + math.prod(part.shape)
+    if part.kind == "shard":
+        return whole.kind == "flat" and whole.bucket == part.bucket and part.offset == 0
+    inside = part.offset >= 0 and end <= math.prod(whole.shape)
+    return part.kind == "param" and whole.kind in ("flat", "gathered") and inside
 
 
 def _wrong_task(plan: Plan, party: Party, index: int, task: Task) -> str:
