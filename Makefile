@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test matrix fuzz chaos check format docs clean
+.PHONY: demo test matrix fuzz fuzz-files chaos check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,11 @@ matrix: .venv/ready
 FUZZ ?= 500
 fuzz: .venv/ready
 	PIPER_FUZZ=$(FUZZ) PIPER_FUZZ_MODELS=$$(date +%s) $(BIN)/python -m pytest -n 2 tests/property/test_programs.py
+
+# Damaged files: each is refused by one error, or means what it says.
+FILES ?= 3000
+fuzz-files: .venv/ready
+	$(BIN)/python -m tests.fuzz_files --cases $(FILES)
 
 # Random kills and hangs of workers, other ones each time.
 CHAOS ?= 30

@@ -1,6 +1,7 @@
 """The pages that follow from the code: docstrings of directives and golden errors in, markdown out.
 
-`make docs` writes them; a test fails if what is committed differs.
+`make docs` writes them, and the Rewrite sections of the docstrings, which follow from what directives do
+to small programs; a test fails if what is committed differs.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ from pathlib import Path
 
 import piper.cli.user_file
 import piper.errors
-from piper.directives.schedule import Schedule
+from piper.directives.registry import SHIPPED
+from piper.directives.schedule import Schedule, shown_signature
+from piper.files import module_of
+from piper.ir.directive import Directive, kind_of
 
 DOCS = Path(__file__).parent
 PROGRAMS = DOCS.parent / "tests" / "error" / "programs"
 NOTE = "<!-- written by docs/generate.py -->"
 SECTIONS = ("Requires", "Rewrite", "Example")
 OWN = "Errors of your own code"
+CLASSES: dict[str, type[Directive]] = {kind_of(cls): cls for cls in SHIPPED}
+
+rewrites = module_of(str(DOCS / "rewrites.py"))
 
 
 @dataclass(frozen=True)
@@ -48,21 +55,16 @@ class Refusal:
 
 
 def directives() -> list[str]:
-    """All directives in the order in which Schedule has them."""
-    return [
-        name
-        for name, method in vars(Schedule).items()
-        if inspect.isfunction(method)
-        and not name.startswith("_")
-        and "Requires:" in (method.__doc__ or "")
-    ]
+    """All directives by the names of their methods."""
+    return list(CLASSES)
 
 
 def parts_of(name: str) -> list[Part]:
     """The docstring of a directive; a line `With ...:` begins another form of it."""
-    first, *more = re.split(r"^\s*(With [^\n]*):\s*$", getattr(Schedule, name).__doc__, flags=re.M)
-    found = [_part("", first)]
-    return found + [_part(more[i], more[i + 1]) for i in range(0, len(more), 2)]
+    docstring = CLASSES[name].__doc__ or ""
+    first, *more = re.split(r"^\s*(With [^\n]*):\s*$", docstring, flags=re.M)
+    forms = [("", first), *zip(more[::2], more[1::2], strict=True)]
+    return [_part(title, text) for title, text in forms]
 
 
 def _part(title: str, text: str) -> Part:
@@ -105,7 +107,7 @@ def _class(name: str) -> type | None:
 
 def directive_page(name: str, refused: list[Refusal]) -> str:
     lines = [NOTE, "", f"# {name}", ""]
-    for part in parts_of(name):
+    for part, rewrite in zip(parts_of(name), rewrites.rewrites_of(name), strict=True):
         if part.title:
             lines += [f"## {part.title}", ""]
         lines += [part.summary, ""]
@@ -114,7 +116,7 @@ def directive_page(name: str, refused: list[Refusal]) -> str:
         if "Requires" in part.sections:
             lines += [f"{level} Requirements", "", *_numbered(part.sections["Requires"]), ""]
         if "Rewrite" in part.sections:
-            lines += [f"{level} Rewrite", "", "```text", part.sections["Rewrite"], "```", ""]
+            lines += [f"{level} Rewrite", "", "```text", rewrite, "```", ""]
         if "Example" in part.sections:
             lines += [f"{level} Example", "", "```pycon", part.sections["Example"], "```", ""]
     mine = [item for item in refused if item.directive == name]
@@ -132,15 +134,9 @@ def directive_page(name: str, refused: list[Refusal]) -> str:
 
 def signature(name: str) -> str:
     """`s.place(selector, at, *, stream=None)`."""
-    words = []
-    starred = False
-    for parameter in list(inspect.signature(getattr(Schedule, name)).parameters.values())[1:]:
-        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
-            words.append("*")
-            starred = True
-        plain = parameter.replace(annotation=parameter.empty)
-        words.append(str(plain))
-    return f"s.{name}({', '.join(words)})"
+    of_method = inspect.signature(getattr(Schedule, name))
+    taken = list(of_method.parameters.values())[1:]
+    return shown_signature(name, of_method.replace(parameters=taken))
 
 
 def _numbered(text: str) -> Iterator[str]:
@@ -158,7 +154,8 @@ def index_page() -> str:
         "A strategy is a function of a `Schedule` `s`; each method of it is one checked rewrite of the",
         "logical graph, recorded with the user's line. `where(...)` selects nodes by tag. The examples",
         'run on a model with two stages (`annotate("PP")`), each with experts (`annotate("EP")`), after',
-        "`mesh = s.mesh(pp=2, dp=2, ep=2)`.",
+        "`mesh = s.mesh(pp=2, dp=2, ep=2)`. A rewrite shows what the directive does to a smaller model:",
+        "what goes (`-`), what comes (`+`), and which fields of which nodes and Values change.",
         "",
         "| directive | what it does |",
         "|---|---|",
@@ -218,7 +215,18 @@ def pages() -> dict[str, str]:
     return found
 
 
+def docstrings() -> dict[Path, str]:
+    """The files of all directives, with Rewrite sections that say what the code does."""
+    return {
+        path: rewrites.in_docstring(path.read_text(), rewrites.rewrites_of(name))
+        for name, cls in CLASSES.items()
+        for path in [Path(inspect.getsourcefile(cls) or "")]
+    }
+
+
 def main() -> int:
+    for path, text in docstrings().items():
+        path.write_text(text)
     found = pages()
     (DOCS / "directives").mkdir(exist_ok=True)
     for stale in DOCS.glob("directives/*.md"):

@@ -9,10 +9,12 @@ import msgspec
 
 from piper.plan.tasks import NO_SLOT, Comm, Run, Task
 
+BODY = "0" * 16  # a body of no plan's own
+
 
 def run(name: str, stream: int, *, reads: Any = (), writes: Any = (), **more: Any) -> Run:
     return Run(
-        name=name, stream=stream, body="", inputs=tuple(reads), outputs=tuple(writes), **more
+        name=name, stream=stream, body=BODY, inputs=tuple(reads), outputs=tuple(writes), **more
     )
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import piper
+from piper.api.run import Run
 from piper.directives.schedule import Schedule
-from piper.errors import TraceError
+from piper.errors import RunError, TraceError
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
 
@@ -87,3 +88,16 @@ class Sharded(nn.Module):
 
 
 GM = piper.grouped_mm
+
+
+def assert_gives_nothing(run: Run, batch: Any) -> None:
+    """Every method of a run that is closed says so."""
+    calls: list[Callable[[], object]] = [
+        run.parameters, run.masters, run.gradients, run.differing_replicas, run.memory, run.fetch,
+        run.describe, run.prepare_evaluation, lambda: run.step(batch), lambda: run.evaluate(batch),
+        lambda: run.set_options({"lr": 1.0}), lambda: run.read(lambda share: [batch]),
+        lambda: piper.train(run, [batch], steps=1, log="none"),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(RunError, match="the run is closed"):
+            call()

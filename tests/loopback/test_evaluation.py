@@ -18,6 +18,7 @@ from piper.check import check_plan
 from piper.errors import CheckError, PlanError, RunError, TraceError
 from piper.frontend.capture import plain_name
 from piper.runtime.transport.loopback import LoopbackTransport
+from piper.runtime.worker.weights import initial_value
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from tests.zoo import ADAMW, CASES, batches_of, program_of
@@ -206,8 +207,61 @@ def _other() -> Program:
     return piper.trace(_Other, {"x": torch.randn(4, 4)}, lambda m, b: F.mse_loss(m(b["x"]), b["x"]))
 
 
+class OnlyInEval(nn.Module):
+    """`scale`, a buffer or a parameter, is read in eval() mode alone."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        if kind == "buffer":
+            self.register_buffer("scale", torch.rand(4))
+        else:
+            self.scale = nn.Parameter(torch.rand(4))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        x = self.linear(batch["x"])
+        return x if self.training else x * self.scale
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+def test_what_only_an_evaluation_reads_is_as_it_was_made(kind: str, zero: int) -> None:
+    batch = {"x": torch.randn(8, 4, dtype=torch.float64)}
+    program = piper.trace(
+        lambda: OnlyInEval(kind).double(), batch, lambda m, b: m(b).square().mean()
+    )
+    job = program.apply(parallel(dp=2, zero=zero)).lower(optimizer=ADAMW)
+    with job.launch("loopback") as run:
+        scale = job.evaluation().plan.tensors["scale"]
+        value = initial_value(scale, job.evaluation().bodies, seed=job.plan.seed)
+        for _ in range(2):
+            run.step(batch)
+        parameters = {"scale": value, **run.parameters()}
+        wanted = (
+            F.linear(batch["x"], parameters["linear.weight"], parameters["linear.bias"]) * value
+        )
+        assert run.evaluate(batch).loss == pytest.approx(float(wanted.square().mean()), rel=1e-12)
+
+
 def test_a_model_that_is_another_one_in_eval_mode_is_refused() -> None:
     job = _other().lower()
     with pytest.raises(TraceError, match=r"structure is another one in eval\(\) mode") as refused:
         job.evaluation()
     assert "test_evaluation.py" in str(refused.value)
+
+
+@pytest.mark.parametrize("launcher", ["loopback", "single"])
+def test_a_model_that_cannot_be_evaluated_is_refused_before_the_first_step(launcher: str) -> None:
+    steps: list[Any] = []
+    batch = {"x": torch.randn(4, 4)}
+    with pytest.raises(TraceError, match=r"structure is another one in eval\(\) mode"):
+        piper.train(
+            _other().lower(),
+            [batch],
+            steps=1,
+            launch=launcher,
+            evaluate=[batch],
+            log="none",
+            on_step=steps.append,
+        )
+    assert steps == []

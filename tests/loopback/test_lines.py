@@ -7,12 +7,15 @@ import re
 
 import msgspec
 import pytest
+import torch
+from torch import nn
 
 import piper
 from piper.cost.hardware import peak_flops
+from piper.errors import RunError
 from piper.training.line import Log, step_text
 from piper.training.meter import unit_of
-from piper.training.records import Record
+from piper.training.records import Record, Training
 from tests.strategies import strategy_of
 from tests.zoo import CASES, program_of
 
@@ -77,13 +80,52 @@ def test_text_has_a_line_for_every_step(capsys: pytest.CaptureFixture[str]) -> N
     assert re.match(r"2 steps in [\d.]+ s: loss [\d.]+ -> [\d.]+$", lines[-1]) and len(lines) == 4
 
 
-def test_what_is_not_finite_is_null_in_json() -> None:
+def test_what_is_not_finite_is_text_in_json() -> None:
     out = io.StringIO()
     bad = msgspec.structs.replace(RECORD, loss=math.nan, norm=math.inf)
     Log("json", out=out).step(bad, 60, None)
     found = json.loads(out.getvalue(), parse_constant=lambda text: pytest.fail(text))
-    assert found["loss"] is None and found["norm"] is None
-    assert "loss nan" in step_text(bad, 60, None, unit="tokens")
+    assert found["loss"] == "nan" and found["norm"] == "inf"
+    text = step_text(bad, 60, None, unit="tokens")
+    assert "loss nan" in text and text.endswith("  NOT FINITE")
+    assert "NOT FINITE" not in step_text(RECORD, 60, None, unit="tokens")
+    training = Training("tokens", [bad, msgspec.structs.replace(RECORD, loss=-math.inf)])
+    losses = [record["loss"] for record in json.loads(training.to_json())["records"]]
+    assert losses == ["nan", "-inf"] and math.isnan(training.losses[0])
+
+
+def _diverging(factor: float) -> piper.Program:
+    """The loss of a batch of ones is finite, that of larger ones is not."""
+    batch = torch.ones(4, 4)
+    return piper.trace(
+        lambda: nn.Linear(4, 4), batch, lambda m, x: (m(x) * (x * factor)).square().mean()
+    )
+
+
+def test_a_loss_that_is_not_finite_is_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    batches = [torch.ones(4, 4), *[torch.full((4, 4), 1e30) for _ in range(2)]]
+    job = _diverging(1e6).lower(optimizer=piper.sgd(lr=0.0), clip=1.0)
+    training = piper.train(job, batches, steps=3, launch="single")
+    printed = capsys.readouterr().out
+    assert printed.count("warning: ") == 1
+    assert "warning: step 2: loss inf: not finite; training goes on" in printed
+    assert printed.count("  NOT FINITE") == 2
+    assert math.isfinite(training.losses[0]) and not math.isfinite(training.losses[1])
+    piper.train(job, batches, steps=3, launch="single", log="json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (warning,) = [line for line in lines if line["event"] == "warning"]
+    assert warning["step"] == 2 and warning["text"].startswith("loss inf")
+    assert [line["loss"] for line in lines if line["event"] == "step"][1] == "inf"
+
+
+def test_training_may_end_at_a_loss_that_is_not_finite() -> None:
+    batches, records = [torch.ones(4, 4), torch.full((4, 4), 1e30)], []
+    job = _diverging(1e6).lower(optimizer=piper.sgd(lr=0.0))
+    with pytest.raises(RunError, match="step 2: loss inf"):
+        piper.train(
+            job, batches, steps=2, launch="single", stop_on_nan=True, on_step=records.append
+        )
+    assert len(records) == 1
 
 
 def test_flops_of_a_step_do_not_depend_on_the_strategy() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from functools import cache, partial
 from typing import Any
 
@@ -21,7 +23,7 @@ from piper.runtime.factory import resolve_optimizer
 from piper.runtime.worker.update import Updater
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
-from tests.zoo import batches_of, program_of
+from tests.zoo import CASES, batches_of, program_of
 
 ELEMENTWISE: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
@@ -159,28 +161,106 @@ REFUSED = [
     (Optimizer("Adamm"), "Adamm is not supported"),
     (partial(torch.optim.AdamW, betas=(2.0, 0.9)), "Invalid beta"),
     (partial(torch.optim.AdamW, momentum=0.9), "momentum"),
-    (lambda params: torch.optim.SGD([torch.zeros(1)]), "leaves parameters out"),
+    (lambda params: torch.optim.SGD([torch.zeros(1)]), "holds tensors that are no parameters"),
     (
         lambda params: torch.optim.SGD(
             [{"params": params}, {"params": [torch.zeros(1)], "lr": 1.0}]
         ),
-        "several groups",
+        "holds tensors that are no parameters",
     ),
+    (lambda params: torch.optim.SGD([p for p in params if p.ndim >= 2]), "leaves out bias, norm$"),
+    (
+        lambda params: torch.optim.AdamW(
+            [
+                {"params": [p for p in params if p.ndim >= 2], "weight_decay": 0.1},
+                {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
+            ]
+        ),
+        "several groups: weight_decay is 0.1 for weight, but 0.0 for bias, norm$",
+    ),
+    (
+        lambda params: torch.optim.SGD([{"params": [p], "lr": p.numel()} for p in params]),
+        "several groups: lr is 6 for weight, but 2 for bias$",
+    ),
+    (lambda params: _with_hook(params), "adds hooks to the optimizer's step"),
+    (lambda params: _with_scheduler(params), "replaces the optimizer's step"),
 ]
+
+
+def _with_hook(params: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(params)
+    optimizer.register_step_pre_hook(lambda *args: None)
+    return optimizer
+
+
+def _with_scheduler(params: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(params)
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    return optimizer
+
+
+PARAMS = {
+    "weight": nn.Parameter(torch.zeros(2, 3)),
+    "bias": nn.Parameter(torch.zeros(2)),
+    "norm": nn.Parameter(torch.zeros(3)),
+    "frozen": nn.Parameter(torch.zeros(4), requires_grad=False),
+}
+
+
+def _resolve(given: Any) -> Optimizer:
+    return resolve_optimizer(given, PARAMS, trained=("weight", "bias", "norm"))
 
 
 @pytest.mark.parametrize(("given", "why"), REFUSED, ids=[why for _, why in REFUSED])
 def test_optimizers_that_are_refused(given: Any, why: str) -> None:
-    with pytest.raises(PlanError, match=why) as refused:
-        resolve_optimizer(given)
+    with pytest.raises(PlanError) as refused:
+        _resolve(given)
+    assert re.search(why, refused.value.message), refused.value.message
     assert refused.value.legal
+    if "factory" in refused.value.message and inspect.isfunction(given):
+        line = inspect.getsourcelines(given)[1]
+        assert f"test_optimizers.py:{line})" in refused.value.message
+
+
+def _grouped_alike(params: Any) -> torch.optim.Optimizer:
+    """The idiom of most GPT scripts, with one decay for all."""
+    params = [p for p in params if p.requires_grad]
+    matrices = [p for p in params if p.dim() >= 2]
+    others = [p for p in params if p.dim() < 2]
+    groups = [{"params": g, "weight_decay": 0.1} for g in (matrices, others, []) if g]
+    return torch.optim.AdamW(groups, lr=0.5)
 
 
 def test_a_factory_becomes_what_it_was_given() -> None:
-    found = resolve_optimizer(partial(torch.optim.AdamW, lr=torch.tensor(0.5), betas=(0.8, 0.999)))
+    found = _resolve(partial(torch.optim.AdamW, lr=torch.tensor(0.5), betas=(0.8, 0.999)))
     assert found == Optimizer("AdamW", {"lr": 0.5, "betas": (0.8, 0.999)})
-    assert resolve_optimizer(torch.optim.SGD) == Optimizer("SGD", {})
-    assert resolve_optimizer(lambda params: torch.optim.SGD(params, 0.2)) == piper.sgd(lr=0.2)
+    assert _resolve(torch.optim.SGD) == Optimizer("SGD", {})
+    assert _resolve(lambda params: torch.optim.SGD(params, 0.2)) == piper.sgd(lr=0.2)
+    assert _resolve(lambda params: torch.optim.SGD(iter(params), 0.2)) == piper.sgd(lr=0.2)
+    frozen = [PARAMS["frozen"]]
+    assert _resolve(
+        lambda params: torch.optim.SGD([{"params": frozen, "lr": 3.0}, {"params": params[:3]}], 0.2)
+    ) == piper.sgd(lr=0.2)
+    assert _resolve(_grouped_alike) == Optimizer("AdamW", {"lr": 0.5, "weight_decay": 0.1})
+
+
+def test_a_factory_is_shown_the_models_parameters() -> None:
+    program = program_of("tied")
+    shown: list[tuple[int, ...]] = []
+
+    def factory(params: list[Tensor]) -> torch.optim.Optimizer:
+        shown.extend(tuple(p.shape) for p in params)
+        return torch.optim.Adagrad(params, lr=0.1)
+
+    program.lower(optimizer=factory)
+    assert shown == [tuple(p.shape) for p in CASES["tied"].model().parameters()]
+
+    def matrices(params: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([p for p in params if p.ndim >= 2])
+
+    words = r"test_optimizers.py:\d+\) leaves out stages.0.norm.weight, .* and \d+ more"
+    with pytest.raises(PlanError, match=words):
+        program.lower(optimizer=matrices)
 
 
 @pytest.mark.parametrize(("name", "options"), OURS, ids=map(_named, OURS))

@@ -14,7 +14,7 @@ from piper.api.job import Job
 from piper.directives.schedule import Schedule
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Comm, Node, Read
-from piper.passes.lower import lower_graph
+from piper.passes.lower import Lowering, run_passes
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
 from tests.zoo import ADAMW, batches_of, program_of
@@ -33,11 +33,12 @@ def _job() -> Job:
 def _graph_for(device: str) -> Graph:
     """The dispatch order for a device; bodies are those of the CPU, which orders do not see."""
 
-    def lower_for(*args: Any, **options: Any) -> Any:
-        return lower_graph(*args, **{**options, "device": device})
+    def run_for(state: Lowering, **options: Any) -> Lowering:
+        state.device = device
+        return run_passes(state, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("piper.compiler.driver.lower_graph", lower_for)
+        patch.setattr("piper.compiler.driver.run_passes", run_for)
         return program_of("deep").apply(STRATEGY).lower().graph
 
 

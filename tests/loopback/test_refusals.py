@@ -12,9 +12,18 @@ from torch import nn
 import piper
 from piper import where
 from piper.directives.schedule import Schedule
-from piper.errors import MeshError, OrderError, PlanError, RunError, TraceError
+from piper.errors import MeshError, OrderError, PlanError, TraceError
 from piper.strategies import parallel
-from tests.loopback.programs import GM, Sharded, Two, mean_square, random_batch, refused, two
+from tests.loopback.programs import (
+    GM,
+    Sharded,
+    Two,
+    assert_gives_nothing,
+    mean_square,
+    random_batch,
+    refused,
+    two,
+)
 
 
 def test_changes_in_place_that_cannot_be_kept_are_refused() -> None:
@@ -133,10 +142,16 @@ def test_wrong_arguments_of_the_interface() -> None:
         program.apply(lambda s: s.place(where(), s.mesh(pp=1)))  # type: ignore[arg-type]
     with pytest.raises(AttributeError, match="did you mean 'place'"):
         program.apply(lambda s: s.plcae(where()))
-    run = program.lower().launch("single")
+
+
+@pytest.mark.parametrize("launcher", ["loopback", "single"])
+def test_a_closed_run_gives_nothing(launcher: str) -> None:
+    program = piper.trace(two(lambda self, x: self.a(x)), random_batch(0).float(), mean_square)
+    run = program.lower().launch(launcher)
+    run.step(random_batch(0).float())
     run.close()
-    with pytest.raises(RunError, match="the run is closed"):
-        run.step(random_batch(0))
+    assert_gives_nothing(run, random_batch(0).float())
+    run.close()
 
 
 def test_a_batch_size_in_the_code_is_named() -> None:

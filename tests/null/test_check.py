@@ -17,7 +17,7 @@ from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Task
 from piper.plan.types import Optimizer, Plan, RankClass
-from tests.tasks import comm, run
+from tests.tasks import BODY, comm, run
 
 HALVES = (Slice((("pp", 0),)), Slice((("pp", 1),)))
 X = Slot("x", "temp", (4,), "float32")
@@ -41,7 +41,7 @@ def _plan(*tasks: list[Task], slots: tuple[Slot, ...], num_streams: int, device:
         seed=0,
         device=device,
         clip=None,
-        bodies=(),
+        bodies=(BODY,),
     )
 
 

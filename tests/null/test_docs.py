@@ -13,6 +13,7 @@ import pytest
 import piper
 from piper.cli.main import main
 from piper.compiler.stage_graphs import Stages
+from piper.directives import shard
 from piper.directives.schedule import Schedule
 from tests.zoo import program_of
 
@@ -60,6 +61,22 @@ def test_generated_pages_are_up_to_date(generate: ModuleType) -> None:
         assert (DOCS / path).read_text() == text, f"{path} is out of date: make docs"
     found = {str(path.relative_to(DOCS)) for path in DOCS.glob("directives/*.md")}
     assert found == {path for path in pages if path.startswith("directives/")}
+
+
+def test_rewrites_in_docstrings_are_what_the_code_does(generate: ModuleType) -> None:
+    for path, text in generate.docstrings().items():
+        assert path.read_text() == text, f"{path.name} is out of date: make docs"
+    for name in generate.directives():
+        written = [part.sections["Rewrite"] for part in generate.parts_of(name)]
+        assert written == generate.rewrites.rewrites_of(name), name
+
+
+def test_a_change_of_a_rewrite_shows(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = generate.rewrites.CASES["shard"]
+    before = generate.rewrites.rewrite_text(*case)
+    monkeypatch.setattr(shard, "DEFAULT_STREAM", "elsewhere")
+    after = generate.rewrites.rewrite_text(*case)
+    assert before.replace("stream=exchange", "stream=elsewhere") == after != before
 
 
 def test_every_method_of_schedule_is_a_directive_with_all_sections(generate: ModuleType) -> None:

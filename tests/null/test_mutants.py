@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from piper.check import World, check_plan, compressed, expanded, problems
-from piper.compiler import driver
 from piper.errors import CheckError
 from piper.ir.communication import COMMUNICATION
+from piper.passes import lower
 from piper.plan.slots import Slot
 from piper.plan.types import Plan, RankClass
 from piper.strategies import parallel
@@ -233,7 +233,7 @@ def test_good_plans_run() -> None:
 
 def test_lower_checks_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that forgets its waits makes no plan."""
-    good = driver.emit
+    good = lower.emit
 
     def careless(*arguments: Any) -> Any:
         classes, *rest = good(*arguments)
@@ -245,7 +245,7 @@ def test_lower_checks_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         return (tuple(parts), *rest)
 
-    monkeypatch.setattr(driver, "emit", careless)
+    monkeypatch.setattr(lower, "emit", careless)
     with pytest.raises(CheckError, match="does not wait for") as refused:
         program_of("tied").apply(parallel(pp=2, microbatches=2)).lower()
     assert "from place (" in str(refused.value), "the witness names the directive"

@@ -10,7 +10,9 @@ import pytest
 import piper
 from piper import Schedule, where
 from piper.cli.main import main
-from piper.errors import PiperError, StrategyError
+from piper.directives.replicate import Replicate
+from piper.errors import Call, PiperError, StrategyError
+from piper.ir.directive import Directive
 from piper.ir.select import Selector
 from piper.strategies import from_json, to_json
 from tests.strategies import strategy_of
@@ -100,13 +102,16 @@ class Recorder:
     def __init__(self) -> None:
         self.graph = program_of("moe").graph
         self.tags = self.graph.tag_values
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.directives: list[Directive] = []
 
     def mesh(self, **axes: int) -> piper.Mesh:
         return piper.Mesh(tuple(axes.items()))
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: self.calls.append((name, args, kwargs))
+    def stream(self, name: str) -> None:
+        pass
+
+    def apply(self, directive: Directive, *, call: Call) -> None:
+        self.directives.append(directive)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +131,7 @@ def test_options_of_replicate(fields: dict[str, Any], options: dict[str, Any]) -
     recorder = Recorder()
     entry = {"op": "replicate", "filter": {}, "devices": [0, 1], **fields}
     from_json(json.dumps([entry]))(recorder)  # type: ignore[arg-type]
-    assert ("replicate", (Selector(),), {"over": "dp", **options}) in recorder.calls
+    assert recorder.directives == [Replicate(Selector(), over="dp", **options)]
 
 
 def changed(number: int, **fields: Any) -> str:

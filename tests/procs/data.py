@@ -1,5 +1,6 @@
 """Data functions that worker processes import."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,4 +63,12 @@ def broken(share: piper.Share) -> Iterator[Any]:
     for number, batch in enumerate(rows(share)):
         if share.rank == 1 and number == 1:
             raise OSError("block 7 is damaged")
+        yield batch
+
+
+def blocked(share: piper.Share) -> Iterator[Any]:
+    """The second batch of one data rank never comes."""
+    for number, batch in enumerate(rows(share)):
+        if share.rank == 1 and number == 1:
+            time.sleep(1000)
         yield batch

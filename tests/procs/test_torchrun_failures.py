@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("procs")
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, time
 import torch
 from torch import nn
 import piper
@@ -43,12 +43,18 @@ def strategy(s):
     s.split(where(), "MB", 2)
     s.order(schedules.one_f_one_b(num_ranks=2, num_microbatches=2))
 
+def data(share):
+    yield batch
+    time.sleep(1000)
+
 batch = torch.ones(8, 4, dtype=torch.int64)
 job = piper.trace(Model, batch, step).apply(strategy).lower()
 rank, what = int(os.environ["RANK"]), sys.argv[1]
 with open(sys.argv[2] + f"/{rank}", "w") as file:
     file.write(str(os.getpid()))
 with job.launch("torchrun", timeout=6.0) as run:
+    if what == "data":
+        piper.train(run, data, steps=3, log="none")
     for number in range(100):
         if number == 2 and what == "raise":
             batch[4:] = 9
@@ -60,7 +66,7 @@ with job.launch("torchrun", timeout=6.0) as run:
 """
 
 
-@pytest.mark.parametrize("what", ["raise", "SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("what", ["raise", "SIGKILL", "SIGSTOP", "data"])
 def test_one_message_and_all_processes_gone(tmp_path: Path, what: str) -> None:
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)
@@ -87,6 +93,8 @@ def test_one_message_and_all_processes_gone(tmp_path: Path, what: str) -> None:
             f"RunError: rank 0 failed in F[PP=0,MB=1] of step 3, {place}: IndexError: index out of range"
         )
         assert "    rank 1 waited for rank 0 in recv>" in done.stderr
+    elif what == "data":
+        assert ours == [f"RunError: rank 0 hangs in data ({script}:30): no batch has come for 6 s"]
     elif what == "SIGSTOP":
         assert ours == ["RunError: rank 0 hangs after step 2: its process has not run for 6 s"]
         assert "    rank 1 waited for rank 0 in recv>" in done.stderr

@@ -1,5 +1,6 @@
 """The training loop on processes: who reads what, evaluation, and what goes wrong with data."""
 
+import time
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
+from tests.loopback.programs import assert_gives_nothing
 from tests.procs import data
 from tests.procs.conftest import GetPool
 from tests.strategies import strategy_of
@@ -155,6 +157,18 @@ def test_bad_batches_end_the_run_with_their_rank(
         piper.train(_job("dp2"), function, steps=4, launch=pool(2), log="none")
 
 
+def test_data_that_blocks_is_named_with_its_rank() -> None:
+    began = time.monotonic()
+    with pytest.raises(RunError) as caught:
+        piper.train(_job("dp2"), data.blocked, steps=3, launch="local", timeout=3.0, log="none")
+    line = data.blocked.__code__.co_firstlineno
+    assert str(caught.value) == (
+        f"rank 1 hangs in blocked (tests/procs/data.py:{line}): no batch has come for 3 s\n"
+        "  legal: data that comes sooner, or launch(..., timeout=SECONDS)"
+    )
+    assert time.monotonic() - began < 60
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -170,3 +184,27 @@ def test_wrong_arguments_are_refused(job: Job, options: dict[str, Any], message:
         piper.train(job, _batches(), **options)
     with pytest.raises(RunError, match="data is int"):
         piper.train(job, 5, steps=1)
+
+
+def test_a_closed_run_gives_nothing(pool: GetPool, job: Job) -> None:
+    run = job.launch(pool(4))
+    run.step(_batches()[0])
+    run.close()
+    assert_gives_nothing(run, _batches()[0])
+
+
+def test_data_to_evaluate_that_processes_cannot_import_is_refused_first(
+    pool: GetPool, job: Job
+) -> None:
+    steps: list[Any] = []
+    with pytest.raises(RunError, match="cannot import the data function a lambda"):
+        piper.train(
+            job,
+            data.rows,
+            steps=1,
+            launch=pool(4),
+            evaluate=lambda share: data.rows(share),
+            log="none",
+            on_step=steps.append,
+        )
+    assert steps == []

@@ -44,6 +44,7 @@ class Job:
         self.plan = lowered.plan
         self.bodies = lowered.bodies
         self.report = lowered.report
+        self.seconds = lowered.seconds  # what each pass of lowering took
         self._make_evaluation = evaluation
         self._evaluation: Job | None = None
 

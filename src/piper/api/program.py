@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
-from piper.compiler.driver import Scheduled, Settings, foresee, lower
+from piper.api.program_file import program_from_json, program_to_json
+from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
+from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
-from piper.errors import PlanError
+from piper.errors import PlanError, TraceError
+from piper.files import PLAN_LIMIT, read_bytes
 from piper.frontend.capture import Step
 from piper.frontend.stage_choice import StageCut
 from piper.ir.byte_sizes import parse_size
 from piper.ir.graph import Graph
+from piper.ir.graph_diff import graph_diff
 from piper.ir.graph_text import graph_to_text
 from piper.ir.history import History, Record
-from piper.ir.serial import graph_to_json
 from piper.ir.well_formed import verify
 from piper.passes.buckets import Bucketed
+from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text
 from piper.plan.types import Optimizer
-from piper.runtime.factory import Factory, resolve_optimizer
+from piper.runtime.factory import Factory
 
 if TYPE_CHECKING:
     from torch import nn
 
 Strategy = Callable[[Schedule], None]
+_WITH_MODEL = "piper.load_program(path, make_model, example_batch, step)"
 _PRECISIONS = {None: "", "fp32": "", "bf16": "bfloat16"}  # what a model computes in
 
 
@@ -47,28 +53,77 @@ def trace(
     return Program(source, graph)
 
 
+def load_program(
+    path: str | os.PathLike[str],
+    make_model: Callable[[], nn.Module] | None = None,
+    example_batch: Any = None,
+    step: Step | None = None,
+    *,
+    stages: str = "PP",
+) -> Program:
+    """The program that `Program.save` wrote.
+
+    With its model, batch and step, as `trace` takes them, it is traced and its directives are applied
+    again; the graph must come out as saved. Without them it can be looked at, changed by directives,
+    compared and exported, but not lowered.
+    """
+    saved = program_from_json(read_bytes(path, limit=PLAN_LIMIT))
+    if make_model is None or step is None:
+        if make_model is not None or step is not None:
+            raise PlanError("a model goes with its step", legal=_WITH_MODEL)
+        return Program(None, saved.graph, saved.history)
+    program = trace(make_model, example_batch, step, stages=stages)
+    program = program.apply(saved.history) if saved.history else program
+    difference = graph_diff(saved.graph, program.graph).splitlines()
+    if difference:
+        raise TraceError(
+            f"{os.fspath(path)} is a program of another model, batch or step",
+            details=difference[:6],
+            legal="what it was traced from; or piper.trace(...).apply(loaded.history)",
+        )
+    return program
+
+
 class Program:
     """A traced step under zero or more directives. Never changed: `apply` returns a new one."""
 
     def __init__(
         self,
-        source: Source,
+        source: Source | None,
         graph: Graph,
         history: Sequence[Record] = (),
         stages: StageCut | None = None,
     ) -> None:
-        self.source = source
+        self._source = source
         self.graph = graph
         self.history = History(history)
         self.stages = stages
 
-    def apply(self, strategy: Strategy) -> Program:
-        """The program after all directives of a strategy."""
-        stages = Stages(self.source, self.stages)
+    @property
+    def source(self) -> Source:
+        """The model, batch and step that it was traced from."""
+        if self._source is None:
+            raise PlanError(
+                "this program was read from a file, without its model", legal=_WITH_MODEL
+            )
+        return self._source
+
+    def apply(self, strategy: Strategy | Sequence[Record]) -> Program:
+        """The program after all directives of a strategy, or of another program's history."""
+        stages = Stages(self._source, self.stages)
         schedule = Schedule(self.graph, self.history, stages=stages)
-        strategy(schedule)
+        if callable(strategy):
+            strategy(schedule)
+        else:
+            for record in strategy:
+                schedule.apply(record.directive, call=record.call)
         graph = schedule.finish()
-        return Program(self.source, graph, schedule.history, stages.cut)
+        return Program(self._source, graph, schedule.history, stages.cut)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph and the history as JSON, for `load_program`."""
+        with open(path, "wb") as file:
+            file.write(self.to_json())
 
     def history_as_code(self) -> str:
         """The directives so far as a strategy that can be pasted."""
@@ -78,7 +133,8 @@ class Program:
         return graph_to_text(self.graph)
 
     def to_json(self) -> bytes:
-        return graph_to_json(self.graph)
+        """The graph and the history, as `save` writes them."""
+        return program_to_json(self.graph, self.history)
 
     def preview(self, *, clip: float | None = None) -> str:
         """The communication that each directive will cause, without any code; `clip` as in `lower`."""
@@ -86,10 +142,29 @@ class Program:
 
     def foreseen(self, *, clip: float | None = None) -> list[Foreseen]:
         """The same as data."""
+        if self._source is None:
+            return foreseen_in(self._foreseen_without_model(clip))
         return foreseen_in(foresee(self._scheduled, clip=clip))
 
+    def text_after(self, last: str, *, device: str = "cpu", clip: float | None = None) -> str:
+        """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
+        sgd = Optimizer("SGD", {"lr": 0.1})
+        settings = Settings(sgd, device, 0, clip, False, "", None)
+        return text_after(self._scheduled, settings, last=last)
+
+    def _foreseen_without_model(self, clip: float | None) -> Graph:
+        graph = self.graph if self.history else complete(self.graph, [])
+        if piece_sizes(graph):
+            raise PlanError("bucket_size cuts chunks, which takes the model", legal=_WITH_MODEL)
+        return foresee_graph(graph, [record.call for record in self.history], clip=clip)
+
     def diff(self, other: Program) -> str:
-        """What differs in the plan of another program; empty if nothing does."""
+        """What differs in the plan of another program; empty if nothing does.
+
+        Of programs that were read without their model, what differs in their graphs.
+        """
+        if self._source is None or other._source is None:
+            return graph_diff(self.graph, other.graph)
         return self.lower().diff(other.lower())
 
     def lower(
@@ -105,8 +180,9 @@ class Program:
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
-        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, or
-        `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning rate of 0.1.
+        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, with all of them
+        in one group, or `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning
+        rate of 0.1.
         `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
         together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
         again where it turns out too large.
@@ -119,7 +195,7 @@ class Program:
             raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
-        chosen = resolve_optimizer(
+        chosen = self.source.optimizer(
             Optimizer("SGD", {"lr": 0.1}) if optimizer is None else optimizer
         )
         if precision not in _PRECISIONS:

@@ -25,6 +25,9 @@ class Workers(Protocol):
 
     reading: Reading
 
+    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
+        """Get ready for a plan of this role, unless the ranks are."""
+
     def step(self, leaves: Any) -> list[dict[str, float]]:
         """Train on leaves of the global batch, or on None: what the ranks have read themselves."""
 
@@ -76,18 +79,23 @@ class Run:
         """
         leaves = self._leaves(batch, "train")
         try:
-            return _result(self.workers.step(leaves))
+            return _result(self._open().step(leaves))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
 
     def evaluate(self, batch: Any = None) -> StepResult:
         """The loss of one batch with the model in eval() mode; nothing is trained."""
+        self._open()
         plan, bodies = self._evaluated()
         leaves = self._leaves(batch, "eval")
         try:
-            return _result(self.workers.evaluate(plan, bodies, leaves))
+            return _result(self._open().evaluate(plan, bodies, leaves))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
+
+    def prepare_evaluation(self) -> None:
+        """Get ready to evaluate, as the first `evaluate` would: what cannot be evaluated fails here."""
+        self._open().load(*self._evaluated(), "eval")
 
     def _evaluated(self) -> tuple[Plan, Mapping[str, str]]:
         if self._evaluation is None:
@@ -99,36 +107,48 @@ class Run:
 
         `data(share)` gives the batches of one data rank. Worker processes import it from its file.
         """
-        workers: Any = self.workers
+        workers: Any = self._open()
         if workers.reading != "members":
             raise RunError(
                 "the ranks of this run have no processes of their own to read in",
                 legal='launch("local") or launch("ray"); piper.train reads for all launchers',
             )
         if name == "eval":
-            workers.load(*self._evaluated(), name)
+            self.prepare_evaluation()
         workers.read(data, name)
         self._fetched[name] = False
 
     def fetch(self, *, name: str = "train") -> bool:
         """Have the ranks read the batch of the coming step; False if the data has ended."""
+        workers: Any = self._open()
         if name not in self._fetched:
             raise RunError("the ranks read no data", legal="step(batch), or read(data) before")
-        workers: Any = self.workers
         self._fetched[name] = self._fetched[name] or workers.fetch(name)
         return self._fetched[name]
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         """From the next step on, optimizers have these values, such as {"lr": 3e-4}."""
-        self.workers.set_options(options)
+        self._open().set_options(options)
 
     def memory(self) -> list[dict[str, int]]:
         """Per rank: bytes by what they are for, and the `peak`."""
-        return self.workers.memory()
+        return self._open().memory()
+
+    def describe(self) -> list[dict[str, str]]:
+        """Per rank: the name of its device, and an identity that no other device has."""
+        return self._open().describe()
+
+    def _open(self) -> Workers:
+        """The workers, unless they have ended."""
+        if self.closed:
+            raise RunError(
+                "the run is closed, and its ranks hold nothing any more",
+                legal="calls inside of the with block, or before run.close()",
+            )
+        return self.workers
 
     def _leaves(self, batch: Any, name: str) -> dict[str, Tensor] | None:
-        if self.closed:
-            raise RunError("the run is closed", legal="steps inside of the with block")
+        self._open()
         if batch is not None:
             return self.checked(batch)
         if self.workers.reading == "rank":
@@ -151,15 +171,15 @@ class Run:
 
     def parameters(self) -> dict[str, Tensor]:
         """All parameters, whole."""
-        return whole_tensors(self.plan, "param", self.workers.tensors("param"))
+        return whole_tensors(self.plan, "param", self._open().tensors("param"))
 
     def masters(self) -> dict[str, Tensor]:
         """All trained parameters, whole, in the dtype in which they are stepped."""
-        return whole_tensors(self.plan, "master", self.workers.tensors("master"))
+        return whole_tensors(self.plan, "master", self._open().tensors("master"))
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""
-        return whole_tensors(self.plan, "grad", self.workers.tensors("grad"))
+        return whole_tensors(self.plan, "grad", self._open().tensors("grad"))
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """Per trained parameter, what its optimizer keeps, whole and by torch's names, such as
@@ -168,7 +188,7 @@ class Run:
 
     def differing_replicas(self) -> list[str]:
         """Names of parameters whose copies are not bit-equal; empty is right."""
-        return differing_copies(self.plan, "param", self.workers.tensors("param"))
+        return differing_copies(self.plan, "param", self._open().tensors("param"))
 
     def close(self) -> None:
         self.closed = True

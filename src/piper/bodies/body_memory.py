@@ -1,7 +1,8 @@
-"""A body's graph in; the memory that each of its nodes lies in out."""
+"""A body's graph in; the memory that each node lies in, and the bytes of its own tensors, out."""
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -94,3 +95,48 @@ def _storage(node: fx.Node) -> int | None:
     if not isinstance(value, torch.Tensor):
         return None
     return value.untyped_storage()._cdata
+
+
+def bytes_inside(graph: fx.Graph, *, growth: int = 1) -> int:
+    """The most bytes that tensors which a traced body makes and drops take at once.
+
+    They live from the node that makes them to the last one that reads them, as in the code that torch
+    makes of the graph; a row of tensors lives as long as the row. Sizes that depend on data are
+    `growth` times those of the trace.
+    """
+    roots, order = roots_of(graph), {node: at for at, node in enumerate(graph.nodes)}
+    [end] = graph.find_nodes(op="output")
+    outside = {root for node in end.all_input_nodes for root in roots[node]}
+    outside |= {node for node in graph.nodes if node.op != "call_function"}
+    last: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        read = {root for other in node.all_input_nodes for root in roots[other]}
+        for root in read | set(node.all_input_nodes) | {node}:
+            last[root] = order[node]
+    change = [0] * (len(order) + 1)
+    for node in graph.nodes:
+        for root, tensor in _made(node, roots):
+            if root not in outside:
+                size = _nbytes(tensor, growth)
+                change[order[node]] += size
+                change[max(last[root], last[node]) + 1] -= size
+    return max(itertools.accumulate(change))
+
+
+def _made(node: fx.Node, roots: Roots) -> Iterator[tuple[fx.Node, torch.Tensor]]:
+    """The tensors that a node makes, each with the node that stands for its memory."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or node.target is operator.getitem or node not in roots[node]:
+        return
+    if isinstance(value, torch.Tensor):
+        yield node, value
+    elif isinstance(value, list | tuple):
+        parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        for index, item in enumerate(value):
+            if isinstance(item, torch.Tensor):
+                yield parts.get(index, node), item
+
+
+def _nbytes(tensor: torch.Tensor, growth: int) -> int:
+    size: Any = tensor.untyped_storage().nbytes()
+    return size if isinstance(size, int) else int(size.node.hint) * growth

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.bodies.body_memory import refuse_shared_memory
+from piper.bodies.body_memory import bytes_inside, refuse_shared_memory
 from piper.bodies.chunk_code import ChunkCode, spec_of
 from piper.bodies.codec import content_hash, encode
 from piper.bodies.codec import load as load
@@ -53,6 +53,7 @@ class BodyStore:
         if routing is not None:
             code, run = route(code, routing, device=device)
         joint = trace_joint(code, device=device, run=run)
+        growth = routing.num_ranks if routing else 1  # all rows may come to one rank
         parts = partition(joint, code, recompute)
         if routing is not None:
             refuse_mixed_rows(parts.forward, counts=routing.counts, rows=routing.rows)
@@ -68,17 +69,22 @@ class BodyStore:
             "BW": parts.weight_half,
         }
         return ChunkBodies(
-            by_phase={phase: self._spec(h, constants) for phase, h in halves.items() if h},
+            by_phase={p: self._spec(h, constants, growth) for p, h in halves.items() if h},
             saved=_types(parts.forward, "saved", routing),
             kept=_types(parts.input_half, "kept", routing),
             outputs=code.outputs,
             grads={i: given.spec for i, given in enumerate(code.inputs) if given.grad},
         )
 
-    def _spec(self, half: Half, constants: dict[str, torch.Tensor]) -> BodySpec:
+    def _spec(self, half: Half, constants: dict[str, torch.Tensor], growth: int) -> BodySpec:
         refuse_shared_memory(half.graph)
-        name = self.add(half.graph, constants)
-        return BodySpec(name, tuple(half.inputs), tuple(half.outputs), flops(half.graph))
+        return BodySpec(
+            hash=self.add(half.graph, constants),
+            inputs=tuple(half.inputs),
+            outputs=tuple(half.outputs),
+            flops=flops(half.graph),
+            inside=bytes_inside(half.graph, growth=growth),
+        )
 
 
 def _types(half: Half | None, kind: str, routing: Routing | None) -> tuple[TensorType, ...]:

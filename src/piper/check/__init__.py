@@ -2,7 +2,7 @@
 
 from piper.check.parties import Party, World, compressed, expanded
 from piper.check.problem import Problem
-from piper.check.prove import PROOFS, check_plan, problems
+from piper.check.prove import PROOFS, check_names, check_plan, problems
 from piper.check.report import Report
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Problem",
     "Report",
     "World",
+    "check_names",
     "check_plan",
     "compressed",
     "expanded",

@@ -9,16 +9,16 @@ from piper.check.parties import Party, World
 from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.slots import FILLED, STAYING, Slot
-from piper.plan.tasks import Settle, Update
+from piper.plan.tasks import Run, Settle, Update
 from piper.plan.types import Optimizer
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers")
+CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers", "inside")
 
 
 @dataclass(frozen=True)
 class Peak:
     """Bytes on one rank when most are alive: by category, at which task, and the largest slots; and
-    what stays from step to step, by category."""
+    what stays from step to step, by category. `inside` is what the task's body makes for itself."""
 
     label: str
     num_ranks: int
@@ -63,6 +63,8 @@ class _Ledger:
         self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
         self.alive = [s.kind in STAYING | FILLED for s in party.slots]
         self._make_buffers()
+        self.inside = 0  # of the task under way
+        self.bodies = world.plan.inside
         self.optimizer = 0
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
         for task in party.tasks:
@@ -93,11 +95,16 @@ class _Ledger:
             if not self.alive[root]:
                 self.alive[root] = True
                 self.total += self.size[root]
+        if isinstance(task, Run):
+            self.inside = self.bodies.get(task.body, 0)
+            self.total += self.inside
         if isinstance(task, Update) and task.late:
             self._keep(self.late[task.bucket])
 
     def end(self, index: int) -> None:
         task = self.party.tasks[index]
+        self.total -= self.inside
+        self.inside = 0
         for slot in task.frees:
             if self.alive[slot] and self.party.slots[slot].pool < 0:
                 self.alive[slot] = False
@@ -111,7 +118,7 @@ class _Ledger:
 
     def by_category(self) -> dict[str, int]:
         found = dict.fromkeys(CATEGORIES, 0)
-        found["optimizer"] = self.optimizer
+        found["optimizer"], found["inside"] = self.optimizer, self.inside
         for size, slot in self.largest():
             found[self.use[slot]] += size
         return found

@@ -10,6 +10,7 @@ from piper.check.problem import Problem
 from piper.check.proofs.acyclic import acyclic
 from piper.check.proofs.collectives import collectives
 from piper.check.proofs.events import events
+from piper.check.proofs.frame import frame
 from piper.check.proofs.gathers import gathers
 from piper.check.proofs.limit import limit, peaks
 from piper.check.proofs.memory import memory
@@ -52,19 +53,7 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     """
     start = time.perf_counter()
     world = compressed(plan)
-    found = problems(world, memory_limit=memory_limit)
-    if found:
-        first, rest = found[0], found[1:]
-        more = [f"also {p.proof}: {p.message}" for p in rest[:_MORE]]
-        if len(rest) > _MORE:
-            more.append(f"and {len(rest) - _MORE} more")
-        raise CheckError(
-            f"{first.proof}: {first.message}",
-            details=[*first.witness, *more],
-            legal="replicate(zero=...), recompute(...), smaller microbatches, or a higher limit"
-            if first.proof == "limit"
-            else "",
-        )
+    _refuse(problems(world, memory_limit=memory_limit))
     tasks = [task for party in world.parties for task in party.tasks]
     return Report(
         num_parties=len(world.parties),
@@ -78,12 +67,39 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     )
 
 
+def check_names(plan: Plan) -> None:
+    """Raise CheckError if a number in a plan names nothing, or cannot be; nothing else is proved."""
+    _refuse(_nameless(compressed(plan)))
+
+
+def _refuse(found: list[Problem]) -> None:
+    if not found:
+        return
+    first, rest = found[0], found[1:]
+    more = [f"also {p.proof}: {p.message}" for p in rest[:_MORE]]
+    if len(rest) > _MORE:
+        more.append(f"and {len(rest) - _MORE} more")
+    raise CheckError(
+        f"{first.proof}: {first.message}",
+        details=[*first.witness, *more],
+        legal="replicate(zero=...), recompute(...), smaller microbatches, or a higher limit"
+        if first.proof == "limit"
+        else "",
+    )
+
+
+def _nameless(world: World) -> list[Problem]:
+    found = dict.fromkeys(frame(world.plan))
+    return list(found or dict.fromkeys(structure(world)))
+
+
 def problems(plan: Plan | World, *, memory_limit: int | None = None) -> list[Problem]:
     """All that is wrong with a plan, or with parties made of one, in the order of the proofs."""
     world = compressed(plan) if isinstance(plan, Plan) else plan
-    found = dict.fromkeys(structure(world))
-    if found:  # nothing else can be said of it
-        return list(found)
+    nameless = _nameless(world)
+    if nameless:  # nothing else can be said of it
+        return nameless
+    found: dict[Problem, None] = {}
     for proofs in PROOFS.values():
         for proof in proofs:
             found.update(dict.fromkeys(proof(world)))

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.passes.lower import PASSES
 from piper.plan.plan_text import plan_to_text
 
 
@@ -24,6 +25,13 @@ def add_parser(commands: Any) -> None:
         help="whose state counts as memory (default: adamw)",
     )
     parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
+    parser.add_argument(
+        "--dump-after",
+        metavar="PASS",
+        choices=[each.name for each in PASSES],
+        help=f"print the graph after a pass, and end: {', '.join(each.name for each in PASSES)}",
+    )
+    parser.add_argument("--timings", action="store_true", help="print what each pass took")
     parser.set_defaults(run=run)
 
 
@@ -32,6 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     module = load_file(arguments.file, "model", "batch", "step")
     program = trace_file(module, arguments)
+    if arguments.dump_after:
+        print(program.text_after(arguments.dump_after), end="")
+        return 0
     job = program.lower(
         optimizer=piper.adamw() if arguments.optimizer == "adamw" else piper.sgd(0.1)
     )
@@ -60,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(job.summary())
     if arguments.tasks:
         print(plan_to_text(job.plan))
+    if arguments.timings:
+        print("\n".join(f"{name:<10} {1e3 * took:9.1f} ms" for name, took in job.seconds.items()))
     for name in written:
         print(f"wrote {name}")
     return 0

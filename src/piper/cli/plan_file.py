@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from piper.check import check_names
 from piper.errors import Call, PlanError
 from piper.files import PLAN_LIMIT, read_bytes
 from piper.plan.types import Plan, plan_from_json
@@ -10,6 +11,10 @@ from piper.plan.types import Plan, plan_from_json
 def read_plan(path: str) -> Plan:
     data = read_bytes(path, limit=PLAN_LIMIT, legal="what `piper plan FILE.py -o` wrote")
     try:
-        return plan_from_json(data)
+        plan = plan_from_json(data)
+        check_names(plan)
     except PlanError as error:
-        raise PlanError(error.message, call=Call(path), legal=error.legal) from None
+        raise type(error)(
+            error.message, call=Call(path), details=error.details, legal=error.legal
+        ) from None
+    return plan

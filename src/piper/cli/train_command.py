@@ -69,6 +69,9 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--evaluate-every", type=int, default=0, metavar="N", help="steps, on validation(share)"
     )
+    group.add_argument(
+        "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
+    )
     parser.set_defaults(run=run)
 
 
@@ -101,8 +104,9 @@ def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str,
     import piper
     from piper.training.data import made_batches
 
-    job = _program(module, arguments).lower(
-        optimizer=optimizer_of(module, arguments),
+    program = _program(module, arguments)
+    job = program.lower(
+        optimizer=optimizer_of(module, arguments, program),
         device=arguments.device,
         seed=arguments.seed,
         clip=arguments.clip,
@@ -123,6 +127,7 @@ def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str,
             evaluate=getattr(module, "validation", None),
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
+            stop_on_nan=arguments.stop_on_nan,
             on_step=lambda record: last.__setitem__(slice(None), [record]),
             **options,
         )
@@ -169,16 +174,15 @@ def launch_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def optimizer_of(module: ModuleType, arguments: argparse.Namespace) -> Optimizer:
+def optimizer_of(module: ModuleType, arguments: argparse.Namespace, program: Any) -> Optimizer:
     """That of the command line, else of the file, else AdamW; --lr is for any of them."""
     from piper.plan.types import Optimizer
-    from piper.runtime.factory import resolve_optimizer
 
     own = getattr(module, "optimizer", None)
     if arguments.optimizer or own is None:
         found = Optimizer(OPTIMIZERS[arguments.optimizer or "adamw"])
     else:
-        found = resolve_optimizer(own)
+        found = program.source.optimizer(own)
     if arguments.lr is None:
         return found
     return Optimizer(found.name, {**found.options, "lr": arguments.lr})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,15 +22,15 @@ from piper.errors import Call
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced
 from piper.ir.graph import Graph
+from piper.ir.graph_text import graph_to_text
 from piper.ir.history import Record
 from piper.ir.layouts import Split
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.mesh import Mesh
 from piper.passes.buckets import Bucketed
-from piper.passes.emit import emit
 from piper.passes.foresight import foreseen_bodies
-from piper.passes.lower import data_axes, local_rows, lower_graph
+from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.tasks import Run
@@ -73,6 +74,7 @@ class Lowered:
     bodies: Mapping[str, str]
     report: Report
     buckets: Bucketed
+    seconds: Mapping[str, float]  # what each pass took
 
 
 def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
@@ -90,17 +92,23 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     if cuts.pieces or source is not scheduled.source:
         logical = source.graph(cuts)
         logical = replay_history(logical, scheduled.history, training=source.training)
-    return fit_types(logical, local), local
+    _, whole = source.at(source.batch_size, cuts)
+    return fit_types(logical, whole, local), local
 
 
 def foresee(scheduled: Scheduled, *, clip: float | None = None) -> Graph:
     """The physical graph as far as it can be known without bodies: its Comms are those of lowering, but
     gathers of parameters, which are at most so many."""
     logical, _ = refine(scheduled, scheduled.source)
+    return foresee_graph(logical, scheduled.calls, clip=clip)
+
+
+def foresee_graph(logical: Graph, calls: Sequence[Call], *, clip: float | None = None) -> Graph:
+    """The same of a complete logical graph, whose chunks are as fine as its directives ask for."""
     bodies = foreseen_bodies(logical)
+    state = Lowering(logical, bodies, {}, calls, clip=clip)
     with _no_collections():
-        graph, _ = lower_graph(logical, bodies=bodies, flops={}, calls=scheduled.calls, clip=clip)
-    return graph
+        return run_passes(state, last="pace").graph
 
 
 def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None = None) -> Lowered:
@@ -109,34 +117,56 @@ def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None 
         return _lower(scheduled, settings, trained)
 
 
-def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -> Lowered:
+def text_after(scheduled: Scheduled, settings: Settings, *, last: str) -> str:
+    """The graph as it is after a pass."""
+    with _no_collections():
+        _, state, _ = _started(scheduled, settings, None)
+        return graph_to_text(run_passes(state, last=last).graph)
+
+
+def _started(
+    scheduled: Scheduled, settings: Settings, trained: Bucketed | None
+) -> tuple[Source, Lowering, dict[str, int]]:
+    """All that passes need: the graph in its final chunks, and its bodies on demand; and the bytes
+    inside of those that were asked for."""
     device = settings.device
     check_device(device)
+    begin = time.perf_counter()
     source = scheduled.source.variant(
         dtype=settings.dtype, training=trained is None, cut=scheduled.stages
     )
     logical, traced = refine(scheduled, source)
     flops: dict[str, float] = {}
+    inside: dict[str, int] = {}
 
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
         routing = Routing(size, form.counts, form.rows) if form else None
         code = traced.chunks[node.chunk].code
         found = source.bodies.chunk(code, device=device, routing=routing, recompute=node.recompute)
         flops.update((body.hash, body.flops) for body in found.by_phase.values())
+        for body in found.by_phase.values():  # rows that depend on data are not in a body's name
+            inside[body.hash] = max(body.inside, inside.get(body.hash, 0))
         return found
 
-    graph, bucketed = lower_graph(
+    state = Lowering(
         logical,
-        bodies=bodies,
-        flops=flops,
-        calls=scheduled.calls,
+        bodies,
+        flops,
+        scheduled.calls,
         device=device,
         clip=settings.clip,
         late=settings.late_clip,
         optimizer=settings.optimizer,
         trained=trained,
     )
-    classes, streams, groups = emit(graph, bucketed)
+    state.seconds["refine"] = time.perf_counter() - begin
+    return source, state, inside
+
+
+def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -> Lowered:
+    source, state, inside = _started(scheduled, settings, trained)
+    run_passes(state)
+    logical, bucketed, classes = state.logical, state.bucketed, state.classes
     tensors = {
         name: msgspec.structs.replace(
             tensor, trainable=bucketed.trains(name), cut=_cut(logical, name)
@@ -147,8 +177,8 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
     used |= {tensor.init for tensor in tensors.values()}
     plan = Plan(
         mesh=logical.mesh,
-        streams=streams,
-        groups=groups,
+        streams=state.streams,
+        groups=state.groups,
         classes=classes,
         tensors=tensors,
         batch=source.batch_specs,
@@ -157,17 +187,20 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         num_microbatches=logical.num_microbatches,
         optimizer=settings.optimizer,
         seed=settings.seed,
-        device=device,
+        device=settings.device,
         clip=settings.clip,
         bodies=tuple(sorted(used)),
         buckets=bucketed.buckets,
         history=scheduled.history,
         train=trained is None,
-        flops=_model_flops(logical.mesh, classes, flops, training=trained is None),
+        flops=_model_flops(logical.mesh, classes, state.flops, training=trained is None),
+        inside={name: inside[name] for name in sorted(used) if inside.get(name)},
     )
+    begin = time.perf_counter()
     report = check_plan(plan, memory_limit=settings.memory_limit)
+    state.seconds["prove"] = time.perf_counter() - begin
     texts = {name: source.bodies.texts[name] for name in plan.bodies}
-    return Lowered(source, graph, plan, texts, report, bucketed)
+    return Lowered(source, state.graph, plan, texts, report, bucketed, state.seconds)
 
 
 def _cut(logical: Graph, name: str) -> tuple[tuple[str, int], ...]:

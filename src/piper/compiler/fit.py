@@ -7,31 +7,41 @@ import msgspec
 from piper.errors import PlanError
 from piper.frontend.traced import Traced
 from piper.ir.graph import Graph
-from piper.ir.layouts import STACKED, local
+from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, STACKED, Layout, Split, dual, local
+from piper.ir.routing import counts_of
 from piper.ir.tensor_type import TensorType
-from piper.ir.values import Value
+from piper.ir.values import GIVEN, Role, Value, made_along, read_along
 
-_NO_TENSOR = ("saved", "constant")
 _OF_MODEL = ("param", "buffer", "param_grad")  # whole in the program, however they are laid out
+_ALONG_BATCH: dict[Role, Layout] = {
+    "param": REPLICATED,
+    "buffer": REPLICATED,
+    "param_grad": PARTIAL,
+    "batch": Split(0),
+    "key": STACKED,
+    "loss": PARTIAL,
+    "count": PARTIAL,
+    "constant": SHARED,
+    "saved": REPLICATED,
+}
 
 
-def fit_types(logical: Graph, traced: Traced) -> Graph:
-    """Every Value's type, cut as its layout says, is what one rank's program has.
+def fit_types(logical: Graph, whole: Traced, part: Traced) -> Graph:
+    """Every Value's type, cut as its layout says, is what one rank's program, `part`, has.
 
     A Value that each microbatch has for itself, without rows, may still depend on their number, such as
-    a matrix of similarities: its type is known only now.
+    a matrix of similarities: until now it has the type of the `whole` batch's program.
     """
+    _check_layouts(logical)
     changed: dict[str, Value] = {}
     for name, value in logical.values.items():
-        if value.role in _NO_TENSOR:
-            continue
-        have = _spec(logical, value, traced)
-        if value.batch == STACKED:
-            if value.type != have:
-                changed[name] = msgspec.structs.replace(value, type=have)
-            continue
+        have = _spec(logical, value, part)
         type = value.type
-        if value.role not in _OF_MODEL:
+        if value.batch == STACKED:
+            if type == _spec(logical, value, whole) and type != have:
+                type = have
+                changed[name] = msgspec.structs.replace(value, type=type)
+        elif value.role not in _OF_MODEL:
             type = local(type, value.layout, logical.mesh)
         if (type.shape, type.dtype) != (have.shape, have.dtype):
             raise PlanError(f"{name} is {type} by the graph, but {have} in one rank's program")
@@ -39,6 +49,35 @@ def fit_types(logical: Graph, traced: Traced) -> Graph:
 
 
 def _spec(logical: Graph, value: Value, traced: Traced) -> TensorType:
-    """A gradient is like what it belongs to."""
+    """A gradient is like what it belongs to; what a body saves is no tensor of its own."""
+    if value.role == "saved":
+        return TensorType()
+    if value.role == "constant":
+        return TensorType((), traced.values[traced.loss].spec.dtype)
     owner = logical.values[value.of] if value.role in ("grad", "param_grad") else value
     return traced.values[owner.name.partition("[")[0]].spec
+
+
+def _check_layouts(logical: Graph) -> None:
+    """Layouts are those that the owners of axes have given, and that roles have along the batch."""
+    for value in logical.values.values():
+        along = _ALONG_BATCH.get(value.role)
+        if value.role == "grad":
+            along = dual(read_along(logical.values[value.of], "batch", ""))
+        if along is not None and value.batch != along:
+            raise PlanError(
+                f"{value.name} is {value.batch} along the batch, where a {value.role} is {along}"
+            )
+        if value.role == "saved" and value.layout:
+            raise PlanError(f"{value.name} has a layout, but stands for what a body saves")
+    for node in logical.chunks:
+        given = [name for name in node.inputs if logical.values[name].role in GIVEN]
+        shares = {owner.axis: owner.shares for owner in node.owners}
+        counts = counts_of(logical, node) if "experts" in shares.values() else ""
+        for name in (*node.outputs, *given):
+            value = logical.values[name]
+            for axis, layout in value.layout:
+                if axis not in shares or layout != made_along(value, shares[axis], counts):
+                    raise PlanError(f"{name} is {layout} along {axis}, but not for {node.name}")
+            if len(value.layout) != len(shares) and value.role != "saved":
+                raise PlanError(f"{name} has no layout along all axes of {node.name}")

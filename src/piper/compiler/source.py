@@ -12,11 +12,19 @@ from piper.bodies.store import BodyStore
 from piper.errors import TraceError
 from piper.frontend.batch_layouts import batch_layouts
 from piper.frontend.build import build_graph
-from piper.frontend.capture import Capture, Step, alike, capture, first_difference
+from piper.frontend.capture import (
+    Capture,
+    Step,
+    alike,
+    capture,
+    first_difference,
+    plain_name,
+)
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
-from piper.plan.types import BatchLeaf, ModelTensor
+from piper.plan.types import BatchLeaf, ModelTensor, Optimizer
+from piper.runtime.factory import Factory, resolve_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -161,6 +169,13 @@ class Source:
                 legal="code whose branches do not read the batch's shape",
             )
         return local
+
+    def optimizer(self, given: Optimizer | Factory) -> Optimizer:
+        """What a user gives as an optimizer for this model, as data."""
+        whole, traced = self.at(self.batch_size)
+        params = {plain_name(name): param for name, param in whole.model.named_parameters()}
+        trained = {n for n, v in traced.values.items() if v.role == "param" and v.gradient}
+        return resolve_optimizer(given, params, trained=trained)
 
     @cached_property
     def tensors(self) -> dict[str, ModelTensor]:

@@ -28,7 +28,20 @@ class Cut(Directive, frozen=True):
         3. Only mesh and stream come before it.
 
     Rewrite:
-        F[] (x) -> (loss)  becomes  F[PP=0] (x) -> (y), F[PP=1] (y) -> (loss)
+        s.cut('PP', 2)
+        # adds 4 nodes, removes 2 nodes
+
+        - F[] (batch:x a.weight b.weight) -> (%reshape $saved.0)
+        - B[] ($saved.0 $one) -> ($d.a.weight/0 $d.b.weight/0)
+        + F[PP=0] (batch:x a.weight) -> (%linear $saved.0)
+        + F[PP=1] (%linear b.weight) -> (%reshape $saved.1)
+        + B[PP=1] ($saved.1 $one) -> ($d.%linear/1 $d.b.weight/1)
+        + B[PP=0] ($saved.0 $d.%linear/1) -> ($d.a.weight/0)
+        - $d.b.weight/0  param_grad float32[4,4]
+        + %linear  activation float32[8,4]
+        + $saved.1  saved float32[]
+        + $d.%linear/1  grad float32[8,4]
+        + $d.b.weight/1  param_grad float32[4,4]
 
     Example:
         >>> s.cut("PP", 2)

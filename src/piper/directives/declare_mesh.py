@@ -15,12 +15,17 @@ from piper.mesh import Mesh
 class DeclareMesh(Directive, frozen=True, tag="mesh"):
     """Name the devices' axes and their sizes: `s.mesh(pp=2, dp=4)`.
 
+    Ranks are numbered row by row: the last axis varies fastest.
+
     Requires:
         1. The schedule has no mesh yet.
         2. Every size is an integer of at least 1.
 
     Rewrite:
-        mesh (one device)  ->  mesh pp=2 dp=4: ranks 0..7, the last axis varies fastest
+        mesh = s.mesh(pp=2, dp=2)
+        # changes no node
+
+        mesh (one device) -> pp=2 dp=2
 
     Example:
         >>> mesh = s.mesh(pp=2, dp=4)

@@ -18,13 +18,17 @@ class _Named(Directive, frozen=True):
 class DeclareStream(_Named, frozen=True, kw_only=True, tag="stream"):
     """Name a queue, with its priority and how many SMs its communication may take.
 
+    A stream is an in-order queue on every device. Directives that communicate name theirs.
     `priority` is "normal" or "high"; both are for CUDA, on CPU every stream is alike.
 
     Requires:
         1. No stream has that name yet.
 
     Rewrite:
-        streams (none)  ->  streams dp: an in-order queue on every device, for directives to name
+        s.stream('dp', priority='high')
+        # changes no node
+
+        streams + Stream(name=dp, priority=high)
 
     Example:
         >>> dp = s.stream("dp", priority="high")

@@ -28,15 +28,27 @@ class _Ordered(Directive, frozen=True):
 class Order(_Ordered, frozen=True, kw_only=True):
     """On each slice, run the nodes of a group after those of the group before it.
 
+    Nothing waits across slices. The members of a group take turns, so that one's communication hides
+    behind the other's compute. A backward that a selector names in halves becomes BI and BW.
+
     Requires:
         1. At least two groups, each a selector or a list of selectors.
         2. No node stands in two groups.
         3. No later group feeds an earlier one.
 
     Rewrite:
-        F[MB=0]  F[MB=1]  ->  F[MB=0] => F[MB=1] on every slice; nothing waits across slices.
-        The members of a group take turns, so that one's communication hides behind the other's
-        compute. B[...] that a selector names in halves -> BI[...], BW[...]
+        s.order([where(PP=0, MB=0, phase='BI'), where(PP=0, MB=1, phase='F'), where(PP=0, phase='BW')])
+        # adds 4 nodes, removes 2 nodes
+
+        orders + every slice: BI[PP=0,MB=0] => F[PP=0,MB=1] => BW[PP=0]
+        - B[PP=0,MB=0] ($saved.0[MB=0] $d.%x/1[MB=0]) -> ($d.a.weight/0[MB=0])
+        - B[PP=0,MB=1] ($saved.0[MB=1] $d.%x/1[MB=1]) -> ($d.a.weight/0[MB=1])
+        + BI[PP=0,MB=0] ($saved.0[MB=0] $d.%x/1[MB=0]) -> ($kept.F[PP=0,MB=0])
+        + BW[PP=0,MB=0] ($kept.F[PP=0,MB=0]) -> ($d.a.weight/0[MB=0])
+        + BI[PP=0,MB=1] ($saved.0[MB=1] $d.%x/1[MB=1]) -> ($kept.F[PP=0,MB=1])
+        + BW[PP=0,MB=1] ($kept.F[PP=0,MB=1]) -> ($d.a.weight/0[MB=1])
+        + $kept.F[PP=0,MB=0]  saved float32[]
+        + $kept.F[PP=0,MB=1]  saved float32[]
 
     Example:
         >>> s.split(where(), "MB", 2)
@@ -60,7 +72,11 @@ class Order(_Ordered, frozen=True, kw_only=True):
            `microbatch` and `direction`.
 
     Rewrite:
-        row r = 0F0 0F1 0B0 ...  ->  F[PP=0,MB=0] => F[PP=0,MB=1] => B[PP=0,MB=0] => ... at pp=r
+        s.order(piper.schedules.schedule('gpipe', num_ranks=2, num_microbatches=2))
+        # changes no node
+
+        orders + pp=0: F[PP=0,MB=0] => F[PP=0,MB=1] => B[PP=0,MB=0] => B[PP=0,MB=1]
+        orders + pp=1: F[PP=1,MB=0] => F[PP=1,MB=1] => B[PP=1,MB=0] => B[PP=1,MB=1]
 
     Example:
         >>> s.split(where(), "MB", 4)

@@ -29,7 +29,12 @@ class Place(_At, frozen=True, kw_only=True):
         2. No selected chunk is placed on another slice.
 
     Rewrite:
-        F[PP=0] -> F[PP=0] at pp=0
+        s.place(where(PP=0), mesh.at(pp=0))
+        # changes 2 nodes
+
+        F[PP=0]  B[PP=0]
+            slice none -> pp=0
+            origin -1 -> 1
 
     Example:
         >>> s.place(where(PP=0), mesh.at(pp=0))

@@ -19,16 +19,19 @@ class Recompute(Selecting, frozen=True, kw_only=True):
     """Drop what the selected chunks save for their backwards; a backward computes it again.
 
     `keep="nothing"` keeps a chunk's inputs only; `keep="expensive"` also the results of matrix
-    products and attention, so that only what is cheap is computed twice. Random operations give the
-    same numbers again.
+    products and attention, so that only what is cheap is computed twice. The backward runs the code of
+    its forward first. Random operations give the same numbers again.
 
     Requires:
         1. The selector names no phase: a backward computes what its forward did.
         2. `keep` is "nothing" or "expensive".
 
     Rewrite:
-        F[PP=0] (x w) -> (y saved), B[PP=0] (saved dy w)  becomes
-        F[PP=0] (x w) -> (y), B[PP=0] (x dy w), which runs F's code first
+        s.recompute(where(PP=0), keep='expensive')
+        # changes 2 nodes
+
+        F[PP=0]  B[PP=0]
+            recompute '' -> expensive
 
     Example:
         >>> s.recompute(where(PP=0, EP=None), keep="expensive")

@@ -23,6 +23,13 @@ class Replicate(Selecting, frozen=True, kw_only=True):
     also of the parameters (3), in flat buckets. Under ZeRO 3 a bucket is gathered for each use and
     freed after it: at most `prefetch` chunks ahead, and for `reuse` microbatches in a row.
 
+    Each rank's gradient of a parameter is then one term of a sum. Lowering turns that into:
+
+    - `zero=0`: all_reduce, and an Update of whole parameters
+    - `zero=1`: reduce_scatter after the last backward, an Update of a shard, all_gather
+    - `zero=2`: reduce_scatter after each backward, an Update of a shard, all_gather
+    - `zero=3`: the same with an all_gather before each use instead; only the shard stays
+
     Requires:
         1. `over` names axes of the mesh.
         2. No selected chunk has another owner of those axes.
@@ -32,11 +39,20 @@ class Replicate(Selecting, frozen=True, kw_only=True):
         5. All regions that share a parameter are replicated alike (checked when lowered).
 
     Rewrite:
-        param_grad {} -> param_grad {dp: partial}, which lowering turns into
-        zero=0: all_reduce over dp, Update of whole parameters
-        zero=1: reduce_scatter after the last backward, Update of a shard, all_gather
-        zero=2: reduce_scatter after each backward, Update of a shard, all_gather
-        zero=3: also all_gather before each use; the Update's shard is all that stays
+        s.replicate(where(), over='dp', zero=2)
+        # changes 4 nodes
+
+        F[PP=0]  F[PP=1]  B[PP=1]  B[PP=0]
+            owners + Owner(axis=dp, how=replicate, shares=batch, stream=reduce, origin=1,
+                bucket_size=67108864, zero=2, gather_stream=gather)
+        batch:x  %x  $d.%x/1
+            layout {} -> {dp: split(0)}
+        a.weight  b.weight
+            layout {} -> {dp: replicated}
+        %reshape  $d.a.weight/0  $d.b.weight/1
+            layout {} -> {dp: partial}
+        $one
+            layout {} -> {dp: shared}
 
     Example:
         >>> s.replicate(where(PP=0, EP=None), over=("dp", "ep"), zero=2)

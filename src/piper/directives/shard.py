@@ -19,6 +19,9 @@ DEFAULT_STREAM = "exchange"
 class Shard(Selecting, frozen=True, kw_only=True):
     """Give each rank along `over` its part of the selected regions' experts.
 
+    Lowering exchanges the counts, reads them on the host, sends every row to the rank of its expert
+    (all_to_all), runs the region there, and sends the results back the same way.
+
     Requires:
         1. `over` names axes of the mesh.
         2. No selected chunk has another owner of those axes.
@@ -28,8 +31,15 @@ class Shard(Selecting, frozen=True, kw_only=True):
         5. No random operation is inside: its numbers would depend on how rows are spread.
 
     Rewrite:
-        F[EP=0] (x counts w) -> (y)  becomes, when lowered,
-        all_to_all(counts); read; all_to_all(x); F[EP=0] (x' counts' w/R) -> (y'); all_to_all(y')
+        s.shard(where(EP=0), over='ep')
+        # changes 2 nodes
+
+        F[EP=0]  B[EP=0]
+            owners + Owner(axis=ep, how=shard, shares=experts, stream=exchange, origin=1)
+        batch:x  w  $d.w/1
+            layout {} -> {ep: split(0)}
+        %grouped_mm_default
+            layout {} -> {ep: routed(%counts)}
 
     Example:
         >>> s.shard(where(EP="*"), over="ep")

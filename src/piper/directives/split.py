@@ -27,7 +27,28 @@ class Split(Selecting, frozen=True):
         3. The batch, shared out over the data ranks, divides by `num` (checked when lowered).
 
     Rewrite:
-        F[PP=0] (x) -> (y)  becomes  F[PP=0,MB=0] (x[MB=0]) -> (y[MB=0]), F[PP=0,MB=1] ...
+        s.split(where(), 'MB', 2)
+        # adds 4 nodes, removes 2 nodes
+
+        splits + Split(tag=MB, num=2, origin=0)
+        - F[PP=0] (batch:x a.weight) -> (%reshape $saved.0)
+        - B[PP=0] ($saved.0 $one) -> ($d.a.weight/0)
+        + F[PP=0,MB=0] (batch:x[MB=0] a.weight) -> (%reshape[MB=0] $saved.0[MB=0])
+        + F[PP=0,MB=1] (batch:x[MB=1] a.weight) -> (%reshape[MB=1] $saved.0[MB=1])
+        + B[PP=0,MB=0] ($saved.0[MB=0] $one) -> ($d.a.weight/0[MB=0])
+        + B[PP=0,MB=1] ($saved.0[MB=1] $one) -> ($d.a.weight/0[MB=1])
+        - batch:x  batch float32[8,4]
+        - %reshape  loss float32[]
+        - $saved.0  saved float32[]
+        - $d.a.weight/0  param_grad float32[4,4]
+        + batch:x[MB=0]  batch float32[4,4]
+        + %reshape[MB=0]  loss float32[]
+        + $saved.0[MB=0]  saved float32[]
+        + $d.a.weight/0[MB=0]  param_grad float32[4,4]
+        + batch:x[MB=1]  batch float32[4,4]
+        + %reshape[MB=1]  loss float32[]
+        + $saved.0[MB=1]  saved float32[]
+        + $d.a.weight/0[MB=1]  param_grad float32[4,4]
 
     Example:
         >>> s.split(where(), "MB", 2)

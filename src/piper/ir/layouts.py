@@ -71,7 +71,6 @@ _CHANGES: dict[tuple[type, type], Change] = {
     (Partial, Split): "reduce_scatter",
     (Replicated, Shared): "",
     (Replicated, Split): "own_part",
-    (Shared, Partial): "",
     (Split, Replicated): "all_gather",
     (Split, Shared): "all_gather",
     (Split, Routed): "all_to_all",
@@ -99,6 +98,22 @@ def conversion(made: Layout, read: Layout) -> Change:
             legal=", ".join(f"{a.__name__} -> {b.__name__}".lower() for a, b in _CHANGES),
         )
     return change
+
+
+def change_between(made: Layouts, read: Layouts, mesh: Mesh) -> tuple[Change, tuple[str, ...]]:
+    """The one kind of communication that turns `made` into `read`, and the axes along which it goes."""
+    if made == read:
+        return "", ()
+    wanted = dict(read)
+    axes: dict[Change, list[str]] = {}
+    for axis, layout in made:
+        if axis not in wanted:
+            raise PlanError(f"a Value lies along {axis}, and is read along {', '.join(wanted)}")
+        if mesh.size_of((axis,)) > 1 and (change := conversion(layout, wanted[axis])):
+            axes.setdefault(change, []).append(axis)
+    if len(axes) > 1:
+        raise PlanError(f"a Value needs {' and '.join(axes)} at once")
+    return next(((change, tuple(along)) for change, along in axes.items()), ("", ()))
 
 
 def local(whole: TensorType, layouts: Layouts, mesh: Mesh) -> TensorType:

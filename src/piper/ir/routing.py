@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from piper.errors import PlanError
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
 
@@ -61,5 +62,6 @@ def counts_of(graph: Graph, node: Chunk) -> str:
     forward = graph.nodes[node.forward] if node.forward else node
     assert isinstance(forward, Chunk)
     form, problem = expert_form(graph, forward)
-    assert form is not None, problem
+    if form is None:
+        raise PlanError(f"{node.name} cannot be sharded: {problem}")
     return forward.inputs[form.counts]

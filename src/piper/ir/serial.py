@@ -27,10 +27,12 @@ class _Head(msgspec.Struct):
     version: int | None = None
 
 
-def decode_versioned(data: bytes, kind: type[T], *, version: int, hook: Hook | None = None) -> T:
+def decode_versioned(
+    data: bytes, kind: type[T], *, version: int, hook: Hook | None = None, name: str = ""
+) -> T:
     """What `data` holds; raises if it is something else, or of another version."""
     plain: Any = getattr(kind, "__origin__", kind)  # without the types of what it holds
-    name = plain.__name__.lower()
+    name = name or plain.__name__.lower()
     try:
         too_much = excess(data)
         if too_much:

@@ -10,6 +10,7 @@ _BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
     "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex128": 16, "uint64": 8,
     "uint32": 4, "uint16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1, "complex32": 4,
 }  # fmt: skip
 
 
@@ -41,6 +42,10 @@ class TensorType(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.bound is None:
             return self.nbytes
         return self.bound * math.prod(self.shape[1:]) * dtype_bytes(self.dtype)
+
+
+def is_dtype(name: str) -> bool:
+    return name in _BYTES
 
 
 def dtype_bytes(dtype: str) -> int:

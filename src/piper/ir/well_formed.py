@@ -5,15 +5,17 @@ from __future__ import annotations
 from piper.errors import PlanError
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
-from piper.ir.nodes import Chunk, Comm, Update
+from piper.ir.layouts import PARTIAL, change_between
+from piper.ir.nodes import Accumulate, Chunk, Comm, Update
 from piper.ir.sorting import find_cycle
 
 _GIVEN = ("batch", "key", "param", "buffer", "constant", "flat", "shard")
 _SUMS = ("sum", "gradient")
 
 
-def verify(graph: Graph) -> None:
-    """Every Value has a producer of its kind, every edge a node at both ends, and no cycle."""
+def verify(graph: Graph, *, closed: bool = True) -> None:
+    """Every Value has a producer of its kind, every edge a node at both ends, and no cycle. While a
+    physical graph is not `closed`, nodes may still read Values of other slices."""
     values, producers = graph.values, graph.producers
     for name, node in graph.nodes.items():
         if name != node.name:
@@ -38,7 +40,7 @@ def verify(graph: Graph) -> None:
     cycle = [] if _in_order(graph) else find_cycle(graph)
     if cycle:
         _broken("the graph has a cycle", " -> ".join(cycle))
-    if graph.level == "physical":
+    if graph.level == "physical" and closed:
         _verify_physical(graph)
 
 
@@ -91,6 +93,31 @@ def _verify_physical(graph: Graph) -> None:
     for node in graph.nodes.values():
         if isinstance(node, Chunk) and node.phase != "F" and node.forward not in graph.nodes:
             _broken("a backward has no forward", node.name)
+    _verify_layouts(graph)
+
+
+def _verify_layouts(graph: Graph) -> None:
+    """Every collective is a row of the table of changes, and terms lie as the sum does."""
+    values, mesh = graph.values, graph.mesh
+    for node in graph.nodes.values():
+        if isinstance(node, Comm) and node.comm not in ("send", "recv"):
+            made, read = values[node.inputs[0]].layout, values[node.outputs[0]].layout
+            change, axes = change_between(made, read, mesh)
+            if (change or "all_reduce", axes) != (node.comm, node.group.over):
+                _broken("a collective is not the change between its layouts", node.name)
+        elif isinstance(node, Accumulate):
+            wanted = _partial(graph, node.outputs[0])
+            for name in node.inputs:
+                if values[name].layout != values[node.outputs[0]].layout and (
+                    not node.offsets or _partial(graph, name) != wanted
+                ):
+                    _broken("a term lies otherwise than its sum", node.name, name)
+
+
+def _partial(graph: Graph, name: str) -> set[str]:
+    """The axes along which a Value is yet to be summed."""
+    layouts = graph.values[name].layout
+    return {axis for axis, way in layouts if way == PARTIAL and graph.mesh.size_of((axis,)) > 1}
 
 
 def _broken(rule: str, *where: str) -> None:

@@ -14,13 +14,12 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.graph import Graph
-from piper.ir.layouts import Layouts, dual, local
+from piper.ir.layouts import Layouts, change_between, dual, local
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm, expert_form
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import GIVEN, Value, read_along
 from piper.passes.draft import Draft, at_slice
-from piper.passes.relayout import change_between
 from piper.passes.route import Route, routed_form
 from piper.passes.tangents import sum_tangent
 from piper.plan.body_spec import ChunkBodies

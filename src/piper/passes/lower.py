@@ -1,25 +1,189 @@
-"""lower: all passes in their order."""
+"""lower: the complete logical graph in; through all passes, in their order; the tasks of every rank out.
+
+To add a pass, write a function of a Lowering and give it a line in PASSES.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from piper.errors import Call, OrderError, PiperError, PlanError, SplitError
-from piper.ir.graph import Graph
+from piper.errors import Call, OrderError, PiperError, PlanError, SplitError, did_you_mean
+from piper.ir.graph import Graph, Stream
 from piper.ir.ordering import resolve_orders
 from piper.ir.sorting import sorted_topologically
 from piper.ir.well_formed import verify
-from piper.mesh import Slice
+from piper.mesh import Group, Slice
 from piper.passes.bind import GetBodies, bind_bodies
 from piper.passes.buckets import Bucketed, make_buckets
-from piper.passes.clip import measure_norm
+from piper.passes.clip import Clip, measure_norm
+from piper.passes.draft import Draft
+from piper.passes.emit import emit
 from piper.passes.gradients import hold_parameters, reduce_gradients, update_parameters
 from piper.passes.list_schedule import crossed_messages, schedule
-from piper.passes.loss import report_loss
+from piper.passes.loss import Divisor, report_loss
 from piper.passes.pace import pace
 from piper.passes.transfers import transfer_values
 from piper.passes.whole import check_whole
-from piper.plan.types import Optimizer
+from piper.plan.types import Optimizer, RankClass
+
+
+@dataclass
+class Lowering:
+    """What passes are given, and what they have made so far.
+
+    With the buckets of training, `trained`, it is an evaluation, which keeps parameters as they are
+    there and changes none.
+    """
+
+    logical: Graph
+    bodies: GetBodies
+    flops: Mapping[str, float]
+    calls: Sequence[Call]
+    device: str = "cpu"
+    clip: float | None = None
+    late: bool = False
+    optimizer: Optimizer | None = None
+    trained: Bucketed | None = None
+
+    draft: Draft = field(init=False)
+    divisor: Divisor = field(init=False)
+    bucketed: Bucketed = field(init=False)
+    gradients: dict[tuple[int, Slice], str] = field(default_factory=dict)
+    clipping: Clip | None = None
+    physical: Graph | None = None  # the draft once it is closed
+    classes: tuple[RankClass, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    groups: tuple[Group, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)  # pass -> how long it took
+
+    @property
+    def graph(self) -> Graph:
+        """The physical graph as it is now."""
+        return self.physical or self.draft.graph()
+
+    @property
+    def slices(self) -> list[Slice]:
+        return sorted({node.slice or Slice() for node in self.logical.nodes.values()})
+
+
+class Pass(NamedTuple):
+    """A named step of lowering; `close` says that every Value is where its readers are from then on."""
+
+    name: str
+    run: Callable[[Lowering], None]
+    close: bool = True
+
+
+def _bind(state: Lowering) -> None:
+    state.draft = bind_bodies(state.logical, state.bodies)
+
+
+def _total_loss(state: Lowering) -> None:
+    state.divisor = report_loss(state.draft, state.slices, data_axes(state.logical))
+
+
+def _fill_buckets(state: Lowering) -> None:
+    state.bucketed = state.trained or make_buckets(state.logical, state.calls)
+    if state.optimizer is not None and state.trained is None:
+        check_whole(state.optimizer, state.logical, state.bucketed, state.calls)
+
+
+def _reduce_gradients(state: Lowering) -> None:
+    if state.trained is None:
+        state.gradients = reduce_gradients(state.draft, state.bucketed)
+
+
+def _measure_norm(state: Lowering) -> None:
+    if state.clip is not None:
+        state.clipping = measure_norm(
+            state.draft,
+            state.bucketed,
+            state.gradients,
+            slices=state.slices,
+            largest=state.clip,
+            late=state.late,
+        )
+
+
+def _update_parameters(state: Lowering) -> None:
+    if state.trained is not None:
+        hold_parameters(state.draft, state.bucketed)
+    else:
+        update_parameters(
+            state.draft, state.bucketed, state.gradients, state.divisor, state.clipping
+        )
+
+
+def _transfer(state: Lowering) -> None:
+    transfer_values(state.draft)
+
+
+def _sort(state: Lowering) -> None:
+    state.physical = sorted_topologically(state.draft.graph())
+
+
+def _order(state: Lowering) -> None:
+    state.physical = resolve_orders(state.graph, state.calls, device=state.device)
+
+
+def _schedule(state: Lowering) -> None:
+    try:
+        state.physical = schedule(state.graph, state.flops)
+    except PlanError as error:
+        raise _order_error(state, str(error)) from None
+    crossed = crossed_messages(state.graph)
+    if crossed:
+        raise _order_error(state, "sent {} before {}, received {} first".format(*crossed))
+
+
+def _pace(state: Lowering) -> None:
+    state.physical = pace(state.graph, state.bucketed)
+
+
+def _verify(state: Lowering) -> None:
+    verify(state.graph)
+
+
+def _emit(state: Lowering) -> None:
+    state.classes, state.streams, state.groups = emit(state.graph, state.bucketed)
+
+
+PASSES = (
+    Pass("bind", _bind, close=False),  # chunks get their code; rows travel to their experts
+    Pass("loss", _total_loss, close=False),  # sums over everything; what gradients are divided by
+    Pass("buckets", _fill_buckets, close=False),  # parameters that are reduced and kept together
+    Pass("gradients", _reduce_gradients, close=False),  # over microbatches, ranks and slices
+    Pass("norm", _measure_norm, close=False),  # of all gradients, for clipping
+    Pass("updates", _update_parameters, close=False),  # the optimizer; gathers of what it changed
+    Pass("transfers", _transfer, close=False),  # messages to readers on other slices
+    Pass("sort", _sort),  # every node behind those that it waits for
+    Pass("orders", _order),  # the user's orders as edges
+    Pass("schedule", _schedule),  # one global order by list scheduling
+    Pass("pace", _pace),  # gathers for each use; receives and reductions held in step
+    Pass("verify", _verify),  # the physical graph is well-formed
+    Pass("emit", _emit),  # slots, waits and frees of every class of ranks
+)
+
+
+VERIFY_EACH = False  # a test has the loop look at the graph after every pass
+
+
+def run_passes(state: Lowering, *, last: str = PASSES[-1].name) -> Lowering:
+    """Run all passes, or those up to the `last` one, and time them."""
+    names = [each.name for each in PASSES]
+    if last not in names:
+        near = did_you_mean(last, names)
+        raise PlanError(f"no pass is called {last!r}{near}", legal=", ".join(names))
+    for each in PASSES[: names.index(last) + 1]:
+        begin = time.perf_counter()
+        each.run(state)
+        state.seconds[each.name] = time.perf_counter() - begin
+        if VERIFY_EACH:
+            verify(state.graph, closed=each.close)
+    return state
 
 
 def data_axes(graph: Graph) -> tuple[str, ...]:
@@ -46,63 +210,15 @@ def local_rows(graph: Graph, batch_size: int, calls: Sequence[Call]) -> int:
     return batch_size // pieces
 
 
-def lower_graph(
-    logical: Graph,
-    *,
-    bodies: GetBodies,
-    flops: Mapping[str, float],
-    calls: Sequence[Call],
-    device: str = "cpu",
-    clip: float | None = None,
-    late: bool = False,
-    optimizer: Optimizer | None = None,
-    trained: Bucketed | None = None,
-) -> tuple[Graph, Bucketed]:
-    """The physical graph in dispatch order, and its buckets.
-
-    With the buckets of training, `trained`, it is an evaluation, which keeps parameters as they are
-    there and changes none.
-    """
-    draft = bind_bodies(logical, bodies)
-    slices = sorted({node.slice or Slice() for node in logical.nodes.values()})
-    axes = data_axes(logical)
-    divisor = report_loss(draft, slices, axes)
-    bucketed = trained or make_buckets(logical, calls)
-    if trained is not None:
-        hold_parameters(draft, bucketed)
-    else:
-        if optimizer is not None:
-            check_whole(optimizer, logical, bucketed, calls)
-        gradients = reduce_gradients(draft, bucketed)
-        clipping = None
-        if clip is not None:
-            clipping = measure_norm(
-                draft, bucketed, gradients, slices=slices, largest=clip, late=late
-            )
-        update_parameters(draft, bucketed, gradients, divisor, clipping)
-    transfer_values(draft)
-    graph = sorted_topologically(draft.graph())
-    graph = resolve_orders(graph, calls, device=device)
-    try:
-        graph = schedule(graph, flops)
-    except PlanError as error:
-        raise _order_error(graph, calls, str(error)) from None
-    crossed = crossed_messages(graph)
-    if crossed:
-        raise _order_error(graph, calls, "sent {} before {}, received {} first".format(*crossed))
-    graph = pace(graph, bucketed)
-    verify(graph)
-    return graph, bucketed
-
-
-def _order_error(graph: Graph, calls: Sequence[Call], reason: str) -> PiperError:
+def _order_error(state: Lowering, reason: str) -> PiperError:
     """Only an order that names communication can make ranks wait for each other."""
-    named = [o for o in graph.orders if any(s.comm for g in o.groups for m in g for s in m)]
+    orders = state.graph.orders
+    named = [o for o in orders if any(s.comm for g in o.groups for m in g for s in m)]
     if not named:
         return PlanError(reason)
     return OrderError(
         "ranks would wait for each other",
-        call=calls[named[-1].origin],
+        call=state.calls[named[-1].origin],
         requirement=3,
         details=[reason],
         legal="communication in the order in which both sides can have it",

@@ -36,7 +36,7 @@ def preview_text(foreseen: Sequence[Foreseen], history: Sequence[Record]) -> str
     rest = [f"    {item.text}" for item in foreseen if item.origin == TRACED]
     lines += ["whatever the strategy", *rest] if rest else []
     causing = {item.origin for item in foreseen}
-    silent = [r.call.name for origin, r in enumerate(history) if origin not in causing]
+    silent = [r.directive.kind for origin, r in enumerate(history) if origin not in causing]
     if silent:
         lines.append(f"no communication: {', '.join(_counted(silent))}")
     return "\n".join(lines) or "no communication"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper.errors import PlanError
-from piper.ir.layouts import Change, Layout, Layouts, Routed, conversion
+from piper.ir.layouts import Layout, Layouts, Routed, change_between
 from piper.ir.nodes import Comm, CommKind, Tags
 from piper.ir.values import Value
 from piper.mesh import Group, Mesh, Slice
@@ -29,22 +29,6 @@ class Way:
     tags: Tags = ()
     key: str = ""
     slices: tuple[Slice, ...] = ()
-
-
-def change_between(made: Layouts, read: Layouts, mesh: Mesh) -> tuple[Change, tuple[str, ...]]:
-    """The one kind of communication that turns `made` into `read`, and the axes along which it goes."""
-    if made == read:
-        return "", ()
-    wanted = dict(read)
-    axes: dict[Change, list[str]] = {}
-    for axis, layout in made:
-        if axis not in wanted:
-            raise PlanError(f"a Value lies along {axis}, and is read along {', '.join(wanted)}")
-        if mesh.size_of((axis,)) > 1 and (change := conversion(layout, wanted[axis])):
-            axes.setdefault(change, []).append(axis)
-    if len(axes) > 1:
-        raise PlanError(f"a Value needs {' and '.join(axes)} at once")
-    return next(((change, tuple(along)) for change, along in axes.items()), ("", ()))
 
 
 def laid(layouts: Layouts, axes: tuple[str, ...], layout: Layout) -> Layouts:

@@ -23,12 +23,16 @@ class Ref(msgspec.Struct, frozen=True):
 
 
 class BodySpec(msgspec.Struct, frozen=True):
-    """One body: content hash of its code, and what each argument and result stands for."""
+    """One body: content hash of its code, and what each argument and result stands for.
+
+    `inside` is the most bytes that tensors of its own take at once, neither arguments nor results.
+    """
 
     hash: str
     inputs: tuple[Ref, ...]
     outputs: tuple[Ref, ...]
     flops: float
+    inside: int = 0
 
 
 class ChunkBodies(msgspec.Struct, frozen=True):

@@ -62,7 +62,8 @@ class _Explained:
         if not 0 <= self.task.origin < len(self.plan.history):
             return "the traced program; no directive made it"
         record = self.plan.history[self.task.origin]
-        return f"{record}" + (f"  ({record.call.source})" if record.call.source else "")
+        source = f"{record.call.source}; " if record.call.source else ""
+        return f"{record}  ({source}it {record.effect})"
 
     def _group(self, task: Meeting) -> Iterator[str]:
         group, mesh = self.plan.groups[task.group], self.plan.mesh

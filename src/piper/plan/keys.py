@@ -7,6 +7,7 @@ microbatch, so that every strategy draws what one device draws.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 
 KEY = "$key."  # names of Values that hold keys: `$key.0-2,5`
@@ -30,6 +31,16 @@ def indexes_in(ranges: str) -> list[int]:
         first, _, last = word.partition("-")
         found += range(int(first), int(last or first) + 1)
     return found
+
+
+def num_indexes(ranges: str) -> int | None:
+    """How many `indexes_in` would give; None if these are no ranges."""
+    words = [
+        re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word, re.ASCII) for word in ranges.split(",")
+    ]
+    if not all(words):
+        return None
+    return sum(max(0, int(w[2] or w[1]) - int(w[1]) + 1) for w in words if w)
 
 
 def key_of(seed: int, *, step: int, index: int, microbatch: int) -> int:

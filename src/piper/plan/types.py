@@ -108,6 +108,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     history: tuple[Record, ...] = ()
     train: bool = True
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
+    inside: dict[str, int] = {}  # body -> the most bytes of its own tensors, where it has any
     version: int = VERSION
 
     @property

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from piper.errors import PlanError
+from piper.errors import PlanError, Source
 from piper.plan.optimizers import KNOWN
 from piper.plan.types import Optimizer
 
@@ -21,19 +22,25 @@ LEGAL = (
     "piper.adamw(lr=...), piper.sgd(lr=...), or a function of parameters that makes a torch.optim "
     "optimizer, such as partial(torch.optim.AdamW, lr=1e-3)"
 )
+_ONE_GROUP = (
+    "one group with all parameters that are trained, such as lambda params: torch.optim.AdamW(params); "
+    "a scheduler goes to train(..., lr_schedule=...)"
+)
 _REFUSED = {
     "LBFGS": "it computes the loss several times in a step",
     "SparseAdam": "gradients are dense here",
 }
 
 
-def resolve_optimizer(given: Optimizer | Factory) -> Optimizer:
-    """The optimizer as data. A factory is called with one small parameter, to see what it makes."""
-    param = nn.Parameter(torch.zeros(2, 2))
+def resolve_optimizer(
+    given: Optimizer | Factory, params: Mapping[str, Tensor], *, trained: Collection[str]
+) -> Optimizer:
+    """The optimizer as data. A function of the user's is called with the model's parameters, all in
+    their order, to see what it makes; those that are `trained` must be in it."""
     if isinstance(given, Optimizer):
         _check_name(given.name)
         try:
-            make_optimizer(given, [param])
+            make_optimizer(given, [_small()])
         except (TypeError, ValueError, RuntimeError) as error:
             raise PlanError(
                 f"{given.name} does not take {given.options}: {error}",
@@ -42,20 +49,88 @@ def resolve_optimizer(given: Optimizer | Factory) -> Optimizer:
         return given
     if not callable(given):
         raise PlanError(f"optimizer is {given!r}", legal=LEGAL)
+    if isinstance(_function(given), type):  # torch's own, which takes all parameters alike
+        params = trained = {"parameter": _small()}
     try:
-        made: Any = given([param])
+        made: Any = given(list(params.values()))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise PlanError(f"the optimizer's factory failed: {error}", legal=LEGAL) from error
+        raise PlanError(f"{_described(given)} failed: {error}", legal=LEGAL) from error
     name = type(made).__name__
     if type(made) is not getattr(torch.optim, name, None):
-        raise PlanError(f"the optimizer's factory made a {name}", legal=LEGAL)
+        raise PlanError(f"{_described(given)} made a {name}", legal=LEGAL)
     _check_name(name)
-    if [[id(p) for p in group["params"]] for group in made.param_groups] != [[id(param)]]:
-        raise PlanError(
-            "the optimizer's factory leaves parameters out, or puts them into several groups",
-            legal="one group of all parameters that it is given",
-        )
-    return Optimizer(name, _options(made))
+    problem = _wrong_tensors(made, params, trained) or _wrong_step(made)
+    if problem:
+        raise PlanError(f"{_described(given)} {problem}", legal=_ONE_GROUP)
+    group, _ = _stepping_groups(made, params, trained)[0]
+    return Optimizer(name, _options(made, group))
+
+
+def _small() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(2, 2))
+
+
+def _wrong_tensors(
+    made: torch.optim.Optimizer, params: Mapping[str, Tensor], trained: Collection[str]
+) -> str:
+    """How what an optimizer steps differs from all trained parameters under the same arguments."""
+    held = {id(param) for group in made.param_groups for param in group["params"]}
+    if not held <= {id(param) for param in params.values()}:
+        return "holds tensors that are no parameters of the model"
+    left_out = [n for n, param in params.items() if n in trained and id(param) not in held]
+    if left_out:
+        return f"leaves out {_listed(left_out)}"
+    (first, some), *others = _stepping_groups(made, params, trained)
+    for (group, more), key in product(others, made.defaults):
+        one, other = plain(first.get(key)), plain(group.get(key))
+        if one != other:
+            return (
+                f"makes several groups: {key} is {one} for {_listed(some)}, but {other} for "
+                f"{_listed(more)}"
+            )
+    return ""
+
+
+def _stepping_groups(
+    made: torch.optim.Optimizer, params: Mapping[str, Tensor], trained: Collection[str]
+) -> list[tuple[dict[str, Any], list[str]]]:
+    """Groups with their trained parameters; a group of frozen ones does nothing."""
+    names = {id(param): name for name, param in params.items() if name in trained}
+    groups = [
+        (group, [names[id(param)] for param in group["params"] if id(param) in names])
+        for group in made.param_groups
+    ]
+    return [(group, stepped) for group, stepped in groups if stepped]
+
+
+def _wrong_step(made: torch.optim.Optimizer) -> str:
+    """What an optimizer does in a step beside what its class does."""
+    if made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks:
+        return "adds hooks to the optimizer's step"
+    if "step" in vars(made):  # as a scheduler does
+        return "replaces the optimizer's step"
+    return ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _function(given: Any) -> Any:
+    while isinstance(given, partial):
+        given = given.func
+    return given
+
+
+def _described(given: Any) -> str:
+    """The factory and, if it is Python code, its line."""
+    function = _function(given)
+    method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
+    code = getattr(function, "__code__", None) or getattr(method, "__code__", None)
+    if code is None:
+        return "the optimizer's factory"
+    return f"the optimizer's factory ({Source(code.co_filename, code.co_firstlineno)})"
 
 
 def make_optimizer(optimizer: Optimizer, params: Any) -> torch.optim.Optimizer:
@@ -84,10 +159,9 @@ def _check_name(name: str) -> None:
         )
 
 
-def _options(made: torch.optim.Optimizer) -> dict[str, Any]:
+def _options(made: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """The arguments that make it again, without those that are torch's defaults."""
     taken = inspect.signature(type(made).__init__).parameters
-    group = made.param_groups[0]
     given = {key: plain(group[key]) for key in made.defaults if key in taken}
     return {key: value for key, value in given.items() if value != taken[key].default}
 

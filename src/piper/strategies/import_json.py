@@ -8,9 +8,15 @@ from typing import Any
 
 import msgspec
 
+from piper.directives.order import Order
+from piper.directives.place import Place
+from piper.directives.replicate import Replicate
 from piper.directives.schedule import Schedule
-from piper.errors import PiperError, StrategyError, did_you_mean
+from piper.directives.shard import Shard
+from piper.directives.split import Split
+from piper.errors import StrategyError, did_you_mean
 from piper.files import read_text
+from piper.ir.directive import Directive
 from piper.ir.nodes import Chunk
 from piper.ir.select import ANY, Selector
 from piper.mesh import Mesh
@@ -79,29 +85,18 @@ class _Import:
         if self.groups:
             axes = {_STAGES: len(self.groups), _DATA: len(self.groups[0])}
             self.mesh = self.s.mesh(**axes)
-        made = [entry.fields["dim_name"] for entry in self.entries if entry.op == "split"]
-        known = sorted({*self.s.tags, *made})
+        split_tags = [entry.fields["dim_name"] for entry in self.entries if entry.op == "split"]
+        known = sorted({*self.s.tags, *split_tags})
         for entry in self.entries:
             self._check_tags(entry, known)
         for entry in self.entries:
-            try:
-                getattr(self, f"_{entry.op}")(entry)
-            except PiperError as error:
-                if error.call == entry.call:
-                    raise
-                raise type(error)(
-                    error.message,
-                    call=entry.call,
-                    requirement=error.requirement,
-                    details=error.details,
-                    legal=error.legal,
-                ) from None
+            self.s.apply(_DIRECTIVES[entry.op](self, entry), call=entry.call)
         for entry, selector in self.chosen:  # once more: a place may come after them
             self._check_group(entry, selector)
 
     def _check_tags(self, entry: Entry, known: Sequence[str]) -> None:
-        for field, found in filters_of(entry):
-            for tag, value in selector_of(found, entry, field).tags:
+        for field, selected in filters_of(entry):
+            for tag, value in selector_of(selected, entry, field).tags:
                 if tag not in known and value is not None:
                     near = did_you_mean(tag, known)
                     legal = f"PASS, {', '.join(known)}"
@@ -130,42 +125,40 @@ class _Import:
             self.s.stream(name)
         return name
 
-    def _place(self, entry: Entry) -> None:
+    def place(self, entry: Entry) -> Place:
         selector = selector_of(entry.fields["filter"], entry, "filter")
-        self.s.place(selector, self._at(entry), stream=self._stream(entry, "stream"))
+        return Place(selector, self._at(entry), stream=self._stream(entry, "stream"))
 
-    def _replicate(self, entry: Entry) -> None:
-        options: dict[str, Any] = {}
-        for field in ("reduce_stream", "gather_stream"):
-            if field in entry.fields:
-                options[field] = self._stream(entry, field)
-        if "bucket_size" in entry.fields:
-            options["bucket_size"] = max(1, round(entry.fields["bucket_size"] * MEGABYTE))
-        if entry.fields.get("shard_grads"):
-            options["zero"] = 3 if entry.fields.get("shard_params") else 2
-        elif entry.fields.get("shard_params"):
-            entry.refuse("it goes with shard_grads", field="shard_params", legal="both, or neither")
+    def replicate(self, entry: Entry) -> Replicate:
+        size = entry.fields.get("bucket_size")
         selector = self._without_shards(entry)
         self._check_group(entry, selector)
         self.chosen.append((entry, selector))
-        self.s.replicate(selector, over=_DATA, **options)
+        return Replicate(
+            selector,
+            over=_DATA,
+            zero=_zero(entry),
+            reduce_stream=self._stream(entry, "reduce_stream"),
+            gather_stream=self._stream(entry, "gather_stream"),
+            bucket_size=None if size is None else max(1, round(size * MEGABYTE)),
+        )
 
-    def _shard(self, entry: Entry) -> None:
+    def shard(self, entry: Entry) -> Shard:
         selector = selector_of(entry.fields["filter"], entry, "filter")
         self._check_group(entry, selector)
         self.chosen.append((entry, selector))
-        self.s.shard(selector, over=_DATA, stream=self._stream(entry, "stream"))
+        return Shard(selector, over=_DATA, stream=self._stream(entry, "stream"))
 
-    def _split(self, entry: Entry) -> None:
+    def split(self, entry: Entry) -> Split:
         selector = selector_of(entry.fields["filter"], entry, "filter")
-        self.s.split(selector, entry.fields["dim_name"], entry.fields["num_microbatches"])
+        return Split(selector, entry.fields["dim_name"], entry.fields["num_microbatches"])
 
-    def _order(self, entry: Entry) -> None:
+    def order(self, entry: Entry) -> Order:
         groups = [
-            [selector_of(found, entry, "filters") for found in group]
+            [selector_of(selected, entry, "filters") for selected in group]
             for group in entry.fields["filters"]
         ]
-        self.s.order([group[0] if len(group) == 1 else group for group in groups])
+        return Order([group[0] if len(group) == 1 else group for group in groups])
 
     def _without_shards(self, entry: Entry) -> Selector:
         """The selector of a replicate without what a shard over the same devices selects."""
@@ -194,3 +187,20 @@ class _Import:
             isinstance(node, Chunk) and one.matches(node) and other.matches(node)
             for node in self.s.graph.nodes.values()
         )
+
+
+def _zero(entry: Entry) -> int:
+    if entry.fields.get("shard_grads"):
+        return 3 if entry.fields.get("shard_params") else 2
+    if entry.fields.get("shard_params"):
+        entry.refuse("it goes with shard_grads", field="shard_params", legal="both, or neither")
+    return 0
+
+
+_DIRECTIVES: dict[str, Callable[[_Import, Entry], Directive]] = {
+    "place": _Import.place,
+    "replicate": _Import.replicate,
+    "shard": _Import.shard,
+    "split": _Import.split,
+    "order": _Import.order,
+}

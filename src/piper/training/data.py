@@ -14,6 +14,7 @@ from piper.api.run import Run
 from piper.bodies.leaves import join_batches
 from piper.errors import RunError
 from piper.runtime.launch.pool_run import check_ends
+from piper.runtime.launch.reading import place_of
 from piper.runtime.launch.shares import Share
 
 Data = Iterable[Any] | Callable[[Share], Iterable[Any]]
@@ -99,8 +100,9 @@ def _of_this_rank(run: Run, data: Any) -> Iterator[Any]:
     while True:
         status, batch, failure = READ, None, None
         try:
-            batch = next(reader) if reads else None
             if reads:
+                with workers.waiting_for(place_of(data)):
+                    batch = next(reader)
                 run.checked(batch)
         except StopIteration:
             status = ENDED

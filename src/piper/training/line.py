@@ -8,7 +8,7 @@ import sys
 from typing import IO, Any
 
 from piper.errors import RunError
-from piper.training.records import Record, Training, finite
+from piper.training.records import Record, Training, json_number
 
 LOGS = ("auto", "text", "json", "none")
 _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -34,6 +34,10 @@ class Log:
     def note(self, text: str) -> None:
         self._say({"event": "note", "text": text}, text)
 
+    def warning(self, step: int, text: str) -> None:
+        facts = {"event": "warning", "step": step, "text": text}
+        self._say(facts, f"warning: step {step}: {text}")
+
     def step(self, record: Record, steps: int | None, eta: float | None) -> None:
         facts = {"event": "step", "steps": steps, **record.facts(), "unit": self.unit, "eta": eta}
         del facts["evaluation"]
@@ -43,7 +47,7 @@ class Log:
         facts = {
             "event": "evaluation",
             "step": step,
-            "loss": finite(loss),
+            "loss": json_number(loss),
             "batches": num_batches,
             "seconds": seconds,
         }
@@ -55,8 +59,8 @@ class Log:
             "event": "end",
             "steps": len(training.records),
             "seconds": training.seconds,
-            "loss": finite(training.loss),
-            "evaluation": finite(training.evaluation),
+            "loss": json_number(training.loss),
+            "evaluation": json_number(training.evaluation),
         }
         self._say(facts, training.as_text())
 
@@ -83,6 +87,8 @@ def step_text(
     words.append(("memory ", _bytes(record.memory)))
     if eta is not None:
         words.append(("ETA ", _clock(eta)))
+    if record.not_finite:
+        words.append(("", "NOT FINITE"))
     if not colour:
         return "  ".join(label + value for label, value in words)
     return "  ".join(

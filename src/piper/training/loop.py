@@ -17,6 +17,7 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan
 from piper.runtime.launch.pool_run import Pool
+from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.data import batches, check_again, check_data
 from piper.training.line import Log
@@ -38,6 +39,7 @@ def train(
     evaluate_every: int = 0,
     log: str = "auto",
     on_step: Callable[[Record], None] | None = None,
+    stop_on_nan: bool = False,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -47,13 +49,15 @@ def train(
     `launch_options` are those of `job.launch`; "auto" is torchrun in a script that it runs, else local
     processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
-    the end. `log` is "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is
-    called with each record.
+    the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
+    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
     """
     _check(steps, evaluate, evaluate_every)
     check_data(data)
     with _opened(job, launch, log, launch_options) as (run, lines):
-        loop = _Loop(run, lines, steps, lr_schedule)
+        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan)
+        if evaluate is not None:
+            _prepare_evaluation(run, evaluate)
         for batch in islice(batches(run, data), steps):
             loop.step(batch)
             done = len(loop.training.records)
@@ -81,12 +85,15 @@ class _Loop:
         lines: Log,
         steps: int | None,
         lr_schedule: Callable[[Any], Any] | None,
+        stop_on_nan: bool,
     ) -> None:
         self.run = run
         self.lines = lines
         self.meter = Meter(run, steps)
         self.rate = LearningRate(run.plan.optimizer, lr_schedule or _constant)
         self.scheduled = lr_schedule is not None
+        self.stop_on_nan = stop_on_nan
+        self.warned = False
         self.options: dict[str, Any] = {}  # what optimizers were set to last
         self.training = Training(self.meter.unit)
         self.begun = self.since = time.perf_counter()
@@ -115,6 +122,20 @@ class _Loop:
         )
         self.training.records.append(record)
         self.lines.step(record, self.meter.steps, self.meter.eta)
+        if record.not_finite:
+            self._not_finite(record)
+
+    def _not_finite(self, record: Record) -> None:
+        """Training goes on with what no step can mend: say so once, or end."""
+        if self.stop_on_nan:
+            raise RunError(
+                f"step {record.step}: {record.not_finite}",
+                legal="a smaller lr, clip=..., or data without such values",
+            )
+        if not self.warned:
+            text = f"{record.not_finite}: not finite; training goes on (stop_on_nan ends it)"
+            self.lines.warning(record.step, text)
+            self.warned = True
 
     def evaluate(self, data: Any) -> None:
         """The mean loss over all batches of other data, in the record of the last step."""
@@ -138,6 +159,13 @@ class _Loop:
             self.training = workers.from_first(self.training)
         self.lines.end(self.training)
         return self.training
+
+
+def _prepare_evaluation(run: Run, data: Any) -> None:
+    """Before the first step: what cannot be evaluated must not end a training that is done."""
+    if callable(data) and run.workers.reading == "members":
+        reference(data)
+    run.prepare_evaluation()
 
 
 def _constant(optimizer: Any) -> LRScheduler:

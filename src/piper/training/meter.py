@@ -65,7 +65,7 @@ def _peak(run: Run) -> float | None:
     """Of all devices together: ranks may share one."""
     if run.plan.device == "cpu":
         return None
-    names = {found["identity"]: found["name"] for found in run.workers.describe()}
+    names = {found["identity"]: found["name"] for found in run.describe()}
     peaks = [peak_flops(name, compute_dtype(run.plan)) for name in names.values()]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) if len(known) == len(peaks) else None

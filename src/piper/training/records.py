@@ -22,9 +22,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
     evaluation: float | None = None
 
+    @property
+    def not_finite(self) -> str:
+        """`loss nan`, `norm inf`, or nothing if both are numbers."""
+        if not math.isfinite(self.loss):
+            return f"loss {self.loss}"
+        return "" if self.norm is None or math.isfinite(self.norm) else f"norm {self.norm}"
+
     def facts(self) -> dict[str, Any]:
-        """For JSON, which has no numbers that are not finite: those are null."""
-        return {k: finite(v) for k, v in msgspec.structs.asdict(self).items()}
+        """For JSON, which has no numbers that are not finite: those are "nan", "inf" or "-inf"."""
+        return {k: json_number(v) for k, v in msgspec.structs.asdict(self).items()}
 
 
 class Training(msgspec.Struct):
@@ -72,5 +79,5 @@ class Training(msgspec.Struct):
         return msgspec.json.encode(facts)
 
 
-def finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def json_number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -104,15 +104,16 @@ def _settled(world: World, party: Party) -> Iterator[Problem]:
 
 
 def _clips(world: World) -> Iterator[Problem]:
-    """All updates are clipped alike."""
+    """All updates are clipped as the plan says."""
     found: dict[float | None, tuple[Party, int]] = {}
     for party in world.parties:
         for index, task in enumerate(party.tasks):
             if isinstance(task, Settle) or (isinstance(task, Update) and not task.late):
                 found.setdefault(task.clip, (party, index))
-    if len(found) > 1:
-        text = f"updates are clipped at {', '.join(map(str, found))}"
-        yield problem(world, "updates", text, *found.values())
+    wrong = {clip: at for clip, at in found.items() if clip != world.plan.clip}
+    if wrong:
+        text = f"updates are clipped at {', '.join(map(str, found))}, not at {world.plan.clip}"
+        yield problem(world, "updates", text, *wrong.values())
 
 
 def _weights(world: World) -> Iterator[Problem]:

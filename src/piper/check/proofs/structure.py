@@ -1,4 +1,4 @@
-"""structure: every number in the plan names something; the other proofs rely on it."""
+"""structure: every number in a task names something; the other proofs rely on it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from piper.plan.types import Plan
 
 
 def structure(world: World) -> Iterator[Problem]:
-    """Tasks, slots, streams, groups, buckets and tensors that do not exist, or are the wrong way."""
-    yield from _tensors(world.plan)
-    yield from _groups_and_buckets(world.plan)
+    """Tasks, slots, streams and groups that do not exist, or are the wrong way; see also `frame`."""
     for party in world.distinct:
         for index, slot in enumerate(party.slots):
             why = _wrong_slot(world.plan, party, index, slot)
@@ -32,33 +30,6 @@ def _named(world: World, party: Party, index: int, why: str) -> Problem:
     task = party.tasks[index]
     line = f"{party.label}: task {index} {task.kind} {task.name}"
     return Problem("structure", f"{task.name} {why}", (task.name,), (line,))
-
-
-def _groups_and_buckets(plan: Plan) -> Iterator[Problem]:
-    slices = {part.slice for part in plan.classes}
-    for group in plan.groups:
-        if not (set(group.over) <= set(plan.mesh.names) and set(group.slices) <= slices):
-            yield Problem("structure", f"group {group} has axes or slices that do not exist")
-    for bucket in plan.buckets:
-        axes = {*bucket.over, *bucket.copies}
-        alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
-        alike &= set(bucket.params) <= plan.tensors.keys()
-        if not (axes <= set(plan.mesh.names) and set(bucket.slices) <= slices and alike):
-            text = f"bucket {bucket.name} has axes, slices or parameters that do not exist"
-            yield Problem("structure", text)
-
-
-def _tensors(plan: Plan) -> Iterator[Problem]:
-    """Axes cut a tensor along dims that it has, into equal parts."""
-    sizes = dict(plan.mesh.axes)
-    for name, tensor in plan.tensors.items():
-        left = list(tensor.shape)
-        for axis, dim in tensor.cut:
-            if axis not in sizes or not 0 <= dim < len(left) or left[dim] % sizes[axis]:
-                text = f"{name} is {list(tensor.shape)}, which {axis} cannot cut along dim {dim}"
-                yield Problem("structure", text)
-                break
-            left[dim] //= sizes[axis]
 
 
 def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
@@ -77,8 +48,6 @@ def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
     named = party.slots[index]
     if named.base >= 0 and not _shows(named, party.slots[named.base]):
         return f"shows what {party.slots[named.base].name} does not have"
-    if named.kind in ("param", "buffer") and named.source not in plan.tensors:
-        return f"holds {named.source!r}, which the model does not have"
     if slot.kind not in SLOT_KINDS or named.kind not in SLOT_KINDS:
         return f"is of kind {slot.kind!r}, which does not exist"
     if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):

@@ -72,11 +72,6 @@ def _buckets(world: World) -> Iterator[Problem]:
             yield Problem("updates", f"{name} is trained, but in no bucket: it is never updated")
     for party in world.distinct:
         for slot in party.slots:
-            if slot.kind in ("param", "buffer"):
-                tensor = plan.tensors[slot.source]
-                if slot.shape != box_of(tensor, plan.mesh, origin).size:
-                    text = f"{party.label}: {slot.name} is not what a rank has of {slot.source}"
-                    yield Problem("updates", text)
             if slot.kind != "param" or slot.source not in home:
                 continue
             bucket = plan.buckets[home[slot.source]]
@@ -84,7 +79,7 @@ def _buckets(world: World) -> Iterator[Problem]:
             if party.slice not in bucket.slices:
                 text = f"{party.label} holds {slot.source}, its bucket {bucket.name} is elsewhere"
                 yield Problem("updates", text)
-            elif slot.dtype != bucket.dtype or not _lies_right(party, slot, home, bucket):
+            elif not _lies_right(party, slot, home, bucket):
                 text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
                 yield Problem("updates", text)
             elif slot.base >= 0 and slot.offset != bucket.offsets[place]:

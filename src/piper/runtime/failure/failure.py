@@ -15,6 +15,7 @@ from piper.runtime.failure.story import Story, ranks_text
 
 Kind = Literal["died", "error", "lost", "hangs"]
 # The likelier cause first: a rank that lost a peer, or waits for one, is the effect.
+_SOONER = "data that comes sooner, or launch(..., timeout=SECONDS)"
 CAUSES: tuple[Kind, ...] = ("died", "error", "hangs", "lost")
 
 
@@ -22,8 +23,9 @@ CAUSES: tuple[Kind, ...] = ("died", "error", "hangs", "lost")
 class Failure(Exception):
     """A rank that died, raised, lost its peers or hangs; rank -1 hangs with all others.
 
-    `facts`: `command`, and `code` or `reason` of one that died, `error`, `trace` and (out of memory)
-    `memory` of one that raised, `seconds` without progress. `others` is what else was seen.
+    `facts`: `command`, `data` that it read, and `code` or `reason` of one that died, `error`, `trace`
+    and (out of memory) `memory` of one that raised, `seconds` without progress. `others` is what else
+    was seen.
     """
 
     kind: Kind
@@ -61,7 +63,8 @@ def as_error(failure: Failure, plans: Mapping[str, Plan]) -> RunError:
     details = story.others(ranks, known) if story else []
     memory = failure.facts.get("memory")
     if memory is None:
-        error = RunError(message, details=details)
+        slow = failure.kind == "hangs" and "data" in failure.facts
+        error = RunError(message, details=details, legal=_SOONER if slow else None)
     else:
         held = [f"it holds {_sizes(memory['held'])}"] if memory["held"] else []
         largest = [f"{show_size(n)} {use}: {name}" for name, n, use in memory["largest"]]
@@ -97,9 +100,11 @@ def _hang(failure: Failure, story: Story | None) -> tuple[list[int], str]:
         reason = f"its process has not run for {seconds}"
         if len(frozen) > 1:
             reason = f"their processes have not run for {seconds}"
+    elif "data" in failure.facts:
+        reason = f"no batch has come for {seconds}"
     else:
         reason = f"no rank has got further for {seconds}"
-    command = failure.facts.get("command", "step")
+    command = failure.facts.get("data") or failure.facts.get("command", "step")
     ranks = frozen or (story.culprits() if story else failure.facts.get("waiting", []))
     if ranks:
         where = story.place(ranks[0]) if story else _during(command)

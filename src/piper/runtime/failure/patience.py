@@ -29,7 +29,12 @@ class Patience:
     def of(cls, board: Board, command: str, timeout: float) -> Patience:
         """That with a command, if steps have `timeout`. Modules that are loaded may keep a process
         from showing its pulse for long."""
-        seconds = {"step": timeout, "start": START_SECONDS}.get(command, LOAD_SECONDS)
+        seconds = {
+            "step": timeout,
+            "fetch": timeout,
+            "read": max(timeout, START_SECONDS),  # the file of a data function is imported
+            "start": START_SECONDS,
+        }.get(command, LOAD_SECONDS)
         return cls(board, seconds, timeout if command == "step" else max(timeout, START_SECONDS))
 
     def over(self, waiting: Collection[int]) -> dict[str, Any] | None:

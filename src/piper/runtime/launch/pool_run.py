@@ -10,7 +10,7 @@ from torch import Tensor
 from piper.errors import RunError
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
-from piper.runtime.launch.reading import Data, reference
+from piper.runtime.launch.reading import Data, place_of, reference
 from piper.runtime.launch.shares import share_of
 
 Message = tuple[str, Any]
@@ -50,6 +50,7 @@ class PoolRun:
         self.options = {"compile": compile}
         self._set: dict[str, Any] = {}  # what optimizers are set to with the next step
         self.ranks: dict[str, list[RankPlan]] = {}
+        self._data: dict[str, str] = {}  # by role: what the ranks read
         try:
             self._check()
             self.load(plan, bodies, "train")
@@ -82,6 +83,10 @@ class PoolRun:
             return self.pool.ask(messages)
         except Failure as failure:
             self.close()
+            command, payload = messages[0]
+            if command in ("read", "fetch"):
+                name = payload if command == "fetch" else payload["name"]
+                failure.facts["data"] = self._data[name]
             raise as_error(failure, self.plans) from None
 
     def step(
@@ -120,6 +125,7 @@ class PoolRun:
     def read(self, function: Data, name: str = "train") -> None:
         """Have every rank that needs batches read its share from a function, from the start."""
         payload = {"name": name, "function": reference(function)}
+        self._data[name] = place_of(function)
         self.ask([("read", payload)] * self.plan.mesh.size)
 
     def fetch(self, name: str = "train") -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from piper.errors import RunError
+from piper.errors import RunError, Source
 from piper.files import PREFIX, module_of
 from piper.plan.types import Plan
 from piper.runtime.launch.shares import Share, checked_leaves
@@ -39,6 +39,13 @@ def reference(function: Data) -> dict[str, Any]:
         "name": name,
         "path": [os.path.abspath(folder) for folder in sys.path],
     }
+
+
+def place_of(data: Any) -> str:
+    """What the user calls some data: a function's name and line, or the kind of a thing."""
+    if not inspect.isfunction(data):
+        return f"the {type(data).__name__}"
+    return f"{data.__name__} ({Source(data.__code__.co_filename, data.__code__.co_firstlineno)})"
 
 
 def function_of(found: Mapping[str, Any]) -> Data:

@@ -49,6 +49,11 @@ class SingleRun:
         self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
     ) -> list[dict[str, float]]:
         """Run an evaluation of the plan on its live parameters."""
+        self.load(plan, bodies, "eval")
+        assert self.evaluating is not None
+        return [self.evaluating.step(leaves)]
+
+    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
         if self.evaluating is None:
             self.evaluating = Worker(
                 plan,
@@ -58,7 +63,6 @@ class SingleRun:
                 device=plan.device,
                 shares=self.worker,
             )
-        return [self.evaluating.step(leaves)]
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         self.worker.set_options(options)

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -70,13 +70,15 @@ class TorchrunRun:
         self.options = {"compile": compile}
         self.own_group = not dist.is_initialized()
         if self.own_group:
-            join(rank, num_ranks=world, init_method="env://", timeout=START_SECONDS)
+            seconds = START_SECONDS + timeout  # others wait for a rank that reads its data
+            join(rank, num_ranks=world, init_method="env://", timeout=seconds)
         local, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         self.board = os.memfd_create("piper-board")
         cells = Board(1, f"/proc/self/fd/{self.board}").cells(0)
         self.member = Member(rank, device=devices_of(per_node, plan.device)[local], cells=cells)
         self.rollcall = Rollcall(rank, world, self.board)
         self._stepping = False
+        self._reading = ""  # what this rank waits for the next batch of
         self._speaking = threading.Lock()
         self._closed = threading.Event()
         self._watch()
@@ -116,6 +118,15 @@ class TorchrunRun:
         except RuntimeError as error:
             self._fail(PeerError("fetch", str(error)), "fetch")
         return [int(one) for one in found]
+
+    @contextlib.contextmanager
+    def waiting_for(self, data: str) -> Iterator[None]:
+        """Inside, this rank reads a batch: it may take as long as a step without progress."""
+        self._reading = data
+        try:
+            yield
+        finally:
+            self._reading = ""
 
     def stop(self, failure: Exception | None) -> NoReturn:
         """End, on every rank, with the failure of those that could not read."""
@@ -201,7 +212,7 @@ class TorchrunRun:
                 now = where(cells)
                 if os.getppid() != parent:
                     os._exit(1)
-                if now != seen or not self._stepping:
+                if now != seen or not (self._stepping or self._reading):
                     seen, since = now, time.monotonic()
                 with contextlib.suppress(RuntimeError):  # the store is gone: others will be, too
                     self.rollcall.post(now)
@@ -213,7 +224,11 @@ class TorchrunRun:
     def _give_up(self, here: Where) -> None:
         """Say who hangs, if nobody has said anything yet, and end this process."""
         with contextlib.suppress(RuntimeError), self._speaking:
-            if self.rollcall.speaks():
+            if self._reading and self.rollcall.speaks():
+                facts = {"seconds": self.timeout, "waiting": [self.me.rank], "command": "fetch"}
+                failure = Failure("hangs", -1, {**facts, "data": self._reading})
+                _say(as_error(failure, self.plans))
+            elif self.rollcall.speaks():
                 board, silent = self.rollcall.call(GRACE_SECONDS)
                 board[self.me.rank] = here
                 facts = {"seconds": self.timeout, "frozen": silent, "command": "step"}

@@ -232,12 +232,15 @@ class Loopback:
         self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor]
     ) -> list[dict[str, float]]:
         """Run an evaluation of the plan on its live parameters."""
+        self.load(plan, bodies, "eval")
+        return self._run(self.evaluating, leaves)
+
+    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
         if not self.evaluating:
             self.evaluating = [
                 Worker(plan, w.me.rank, bodies=bodies, transport=self.transport, shares=w)
                 for w in self.workers
             ]
-        return self._run(self.evaluating, leaves)
 
     def _run(self, workers: list[Worker], leaves: Mapping[str, Tensor]) -> list[dict[str, float]]:
         engines = []

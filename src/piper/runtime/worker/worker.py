@@ -75,7 +75,7 @@ class Worker:
         if shares is None:
             self._fill_model(bodies)
         else:
-            self._share_model(shares)
+            self._share_model(shares, bodies)
         self._fill_constants()
         self.functions = body_functions(self.me, bodies, device=device, compile=compile)
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
@@ -122,16 +122,24 @@ class Worker:
         begin, end = window(self.plan, self.me, slot)
         return self._wide[slot.base][begin:end].clone()
 
-    def _share_model(self, other: Worker) -> None:
-        """Hold the same tensors of the model as another worker: wherever that has the same elements."""
+    def _share_model(self, other: Worker, bodies: Mapping[str, str]) -> None:
+        """Hold the same tensors of the model as another worker, which has the same elements. What that
+        one neither reads nor trains is as it was in the beginning."""
         theirs = {other.content(i): i for i, s in enumerate(other.me.slots) if s.kind in MODEL}
+        held = {h.tensor for h in other.holdings}
         for index, slot in enumerate(self.me.slots):
             if slot.kind in MODEL and slot.base < 0:
                 known = theirs.get(self.content(index))
+                tensor = other.plan.tensors.get(slot.source)
+                fresh = slot.source not in held and not (tensor and tensor.trainable)
+                if known is None and slot.source and fresh:
+                    held_here = list(held_in(self.plan, self.me, index))
+                    self._fill(index, self._initial(slot, held_here, bodies))
+                    continue
                 if known is None:
                     raise RunError(
-                        f"rank {self.me.rank}: the worker that it is to share with has no "
-                        f"{slot.name} of {slot.dtype}{list(slot.shape)}",
+                        f"rank {self.me.rank}: {slot.name} is {slot.dtype}{list(slot.shape)}, but "
+                        "the worker it is shared with has none",
                         legal="a plan and its own evaluation",
                     )
                 self._set(index, other.slots[known])

@@ -1,0 +1,229 @@
+"""frame: mesh, slices, groups, buckets, tensors and slots are possible ones; all proofs rely on it.
+
+A plan may come from a file. Nothing here takes time or memory that depends on a number in the plan.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+
+from piper.check.problem import Problem
+from piper.ir.tensor_type import is_dtype
+from piper.mesh import Mesh, Slice
+from piper.plan.holdings import box_of
+from piper.plan.keys import num_indexes
+from piper.plan.optimizers import KNOWN
+from piper.plan.slots import BUCKETED, Slot
+from piper.plan.tasks import Run
+from piper.plan.types import BatchLeaf, Bucket, ModelTensor, Plan, RankClass
+
+MAX_RANKS = 1 << 20
+MAX_MICROBATCHES = 1 << 20
+MAX_BYTES = 1 << 62  # of one tensor
+_MAX_UNEQUAL = 1000  # classes whose slices fix different axes
+_DEVICES = ("cpu", "cuda")
+_BODY = re.compile(r"[0-9a-f]{16}")
+
+
+def frame(plan: Plan) -> Iterator[Problem]:
+    """Numbers that no plan can have, and names of what does not exist."""
+    for why in (*_head(plan), *_classes(plan), *_tensors(plan), *_groups(plan)):
+        yield Problem("structure", why)
+    if not any(True for _ in _head(plan)):
+        for bucket in plan.buckets:
+            yield from _named(f"bucket {bucket.name}", _bucket(plan, bucket))
+        for part in plan.classes:
+            yield from _named(f"class {part.slice}", _indexes(part))
+            for slot in part.slots:
+                yield from _named(f"{part.slice}: slot {slot.name}", _slot(plan, slot))
+
+
+def _named(what: str, reasons: Iterable[str]) -> Iterator[Problem]:
+    for why in reasons:
+        yield Problem("structure", f"{what} {why}")
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    names, sizes = plan.mesh.names, [size for _, size in plan.mesh.axes]
+    if len(set(names)) < len(names) or not all(names):
+        yield "two axes of the mesh have one name, or one has none"
+    if any(not 1 <= size <= MAX_RANKS for size in sizes) or math.prod(sizes) > MAX_RANKS:
+        yield f"the mesh is {_short(plan.mesh)}; a plan has 1 to {MAX_RANKS} ranks"
+    if not _axes(plan.mesh, plan.data_axes):
+        yield f"the data axes are {', '.join(plan.data_axes)}, the mesh is {_short(plan.mesh)}"
+    if not 1 <= plan.num_microbatches <= MAX_MICROBATCHES:
+        yield f"there are {plan.num_microbatches} microbatches, of 1 to {MAX_MICROBATCHES}"
+    if plan.device not in _DEVICES:
+        yield f"no device is called {plan.device!r}"
+    if plan.optimizer.name not in KNOWN:
+        yield f"no optimizer is called {plan.optimizer.name!r}"
+    for option, value in plan.optimizer.options.items():
+        numbers = value if isinstance(value, list | tuple) else [value or 0]
+        if not all(isinstance(number, int | float | str) for number in numbers):
+            yield f"the optimizer's {option} is no number"
+    if len({stream.name for stream in plan.streams}) < len(plan.streams):
+        yield "two streams have one name"
+    if plan.clip is not None and not 0 < plan.clip < math.inf:
+        yield f"gradients are clipped to {plan.clip}"
+    if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
+        yield "two bodies have one name, or one has no hash for a name"
+    if not set(plan.inside) <= set(plan.bodies):
+        yield "a body that does not exist has bytes inside"
+    if any(not 0 <= size < MAX_BYTES for size in plan.inside.values()):
+        yield "a body has an impossible number of bytes inside"
+
+
+def _short(mesh: Mesh) -> str:
+    text = str(mesh)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:
+    """Whether these are different axes of the mesh."""
+    return len(set(axes)) == len(axes) and set(axes) <= set(mesh.names)
+
+
+def _classes(plan: Plan) -> Iterator[str]:
+    """Every rank is in one class."""
+    slices = [part.slice for part in plan.classes]
+    sizes = dict(plan.mesh.axes)
+    for at in slices:
+        inside = all(axis in sizes and 0 <= index < sizes[axis] for axis, index in at.fixed)
+        if not inside or len(at.axes) < len(at.fixed):
+            yield f"class {at} is outside of the mesh {_short(plan.mesh)}"
+            return
+    unequal = len({at.axes for at in slices}) > 1
+    if unequal and len(slices) > _MAX_UNEQUAL:
+        yield f"{len(slices)} classes fix different axes"
+    elif len({frozenset(at.fixed) for at in slices}) < len(slices) or (
+        unequal and any(_meet(one, other) for one, other in combinations(slices, 2))
+    ):
+        yield "two classes have ranks in common"
+    elif sum(plan.mesh.size_of(plan.mesh.free(at)) for at in slices) != plan.mesh.size:
+        yield "ranks of the mesh are in no class"
+
+
+def _meet(one: Slice, other: Slice) -> bool:
+    mine = dict(one.fixed)
+    return all(mine.get(axis, index) == index for axis, index in other.fixed)
+
+
+def _groups(plan: Plan) -> Iterator[str]:
+    slices = {part.slice for part in plan.classes}
+    for group in plan.groups:
+        if not (_axes(plan.mesh, group.over) and set(group.slices) <= slices and group.slices):
+            yield f"group {group} has axes or slices that do not exist"
+
+
+def _tensors(plan: Plan) -> Iterator[str]:
+    bodies = set(plan.bodies)
+    for name, tensor in plan.tensors.items():
+        if not _is_tensor(tensor.shape, tensor.dtype):
+            yield f"{name} is no tensor: {tensor.dtype}{list(tensor.shape)}"
+        if not _cuts(plan.mesh, tensor):
+            yield f"{name} is {list(tensor.shape)}, which {dict(tensor.cut)} cannot cut"
+        if tensor.init not in bodies:
+            yield f"{name} is made by a body that does not exist"
+    for name, leaf in plan.batch.items():
+        if not _is_tensor(leaf.shape, leaf.dtype):
+            yield f"the batch's {name} is no tensor: {leaf.dtype}{list(leaf.shape)}"
+    for part in plan.classes:
+        for task in part.tasks:
+            if isinstance(task, Run) and task.body not in bodies:
+                yield f"{part.slice}: {task.name} runs a body that does not exist"
+
+
+def _is_tensor(shape: Sequence[int], dtype: str) -> bool:
+    size = math.prod(dim for dim in shape if dim)
+    return is_dtype(dtype) and all(dim >= 0 for dim in shape) and size < MAX_BYTES
+
+
+def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
+    slices = {part.slice for part in plan.classes}
+    axes = (bucket.over, bucket.copies)
+    alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
+    known = set(bucket.params) <= plan.tensors.keys() and set(bucket.slices) <= slices
+    if not (all(_axes(plan.mesh, a) for a in axes) and known and alike and bucket.slices):
+        yield "has axes, slices or parameters that do not exist"
+    if not all(_is_tensor(shape, bucket.dtype) for shape in ((bucket.size,), *bucket.shapes)):
+        yield "is of no possible size"
+    if any(plan.tensors[name].dtype != bucket.dtype for name in bucket.params if known):
+        yield f"has parameters that are not {bucket.dtype}"
+    if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
+        yield "has parameters outside of it"
+
+
+def _indexes(part: RankClass) -> Iterator[str]:
+    if any(not 0 <= slot < len(part.slots) for slot in part.results.values()):
+        yield "has a result in a slot that does not exist"
+    if any(not 0 <= task < len(part.tasks) for group in part.overlaps for task in group):
+        yield "overlaps a task that does not exist"
+
+
+def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
+    if not _is_tensor(slot.shape, slot.dtype):
+        yield f"is no tensor: {slot.dtype}{list(slot.shape)}"
+    if slot.bound is not None and not (slot.shape and 0 <= slot.bound < MAX_BYTES):
+        yield f"has a bound {slot.bound} of its dim 0"
+    if min(slot.base, slot.bucket, slot.pool) < -1 or slot.offset < 0:
+        yield "has a negative number"
+    if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
+        yield "belongs to a bucket that does not exist"
+    if slot.kind in ("param", "buffer"):
+        yield from _of_the_model(plan, slot)
+    if slot.kind == "batch":
+        parts = plan.num_data_ranks * plan.num_microbatches
+        yield from _rows(slot, plan.batch.get(slot.source), parts)
+    if slot.kind == "constant" and not _is_number(slot.source):
+        yield f"holds {slot.source!r}, which is no number"
+    if slot.kind == "key" and slot.shape != (num_indexes(slot.source),):
+        yield f"holds the keys {slot.source!r}"
+
+
+def _of_the_model(plan: Plan, slot: Slot) -> Iterator[str]:
+    """A slot holds the rank's box of a tensor; boxes are alike on all ranks."""
+    whole = plan.tensors.get(slot.source)
+    if whole is None:
+        yield f"holds {slot.source!r}, which is no tensor of the model"
+    elif _cuts(plan.mesh, whole):
+        box = box_of(whole, plan.mesh, dict.fromkeys(plan.mesh.names, 0)).size
+        if (slot.shape, slot.dtype) != (box, whole.dtype):
+            yield (
+                f"is {slot.dtype}{list(slot.shape)}, but a rank has {whole.dtype}{list(box)} "
+                f"of {slot.source}"
+            )
+
+
+def _cuts(mesh: Mesh, tensor: ModelTensor) -> bool:
+    """Whether axes cut a tensor along dims that it has, into equal parts."""
+    sizes, left = dict(mesh.axes), list(tensor.shape)
+    for axis, dim in tensor.cut:
+        if axis not in sizes or not 0 <= dim < len(left) or left[dim] % sizes[axis]:
+            return False
+        left[dim] //= sizes[axis]
+    return len({axis for axis, _ in tensor.cut}) == len(tensor.cut)
+
+
+def _rows(slot: Slot, whole: BatchLeaf | None, parts: int) -> Iterator[str]:
+    """A slot holds one of equal parts of a leaf, cut along its dim 0."""
+    if whole is None:
+        yield f"holds {slot.source!r}, which is no tensor of the batch"
+        return
+    shape = whole.shape
+    if parts > 1 and shape:
+        shape = (shape[0] // parts, *shape[1:]) if shape[0] % parts == 0 else ()
+    if (slot.shape, slot.dtype) != (shape, whole.dtype):
+        yield (
+            f"is {slot.dtype}{list(slot.shape)}, one of {parts} parts of "
+            f"{whole.dtype}{list(whole.shape)}"
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
