@@ -125,7 +125,8 @@ class Worker:
     def _share_model(self, other: Worker, bodies: Mapping[str, str]) -> None:
         """Hold the same tensors of the model as another worker, which has the same elements. What that
         one neither reads nor trains is as it was in the beginning."""
-        theirs = {other.content(i): i for i, s in enumerate(other.me.slots) if s.kind in MODEL}
+        slots = enumerate(other.me.slots)
+        theirs = {other.content(i): i for i, s in slots if s.kind in MODEL and s.base < 0}
         held = {h.tensor for h in other.holdings}
         for index, slot in enumerate(self.me.slots):
             if slot.kind in MODEL and slot.base < 0:
@@ -149,7 +150,7 @@ class Worker:
         slot = self.me.slots[index]
         held = held_in(self.plan, self.me, index)
         pieces = tuple((h.what, h.tensor, h.box, h.first, h.last, h.offset) for h in held)
-        return (pieces, slot.shape, slot.dtype)
+        return (slot.kind, slot.shape, slot.dtype, pieces)
 
     def _fill_constants(self) -> None:
         for index, slot in enumerate(self.me.slots):
