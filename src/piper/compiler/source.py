@@ -23,6 +23,7 @@ from piper.frontend.capture import (
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
+from piper.ir.tensor_type import TensorType
 from piper.plan.types import BatchLeaf, ModelTensor, Optimizer
 from piper.runtime.factory import Factory, resolve_optimizer
 
@@ -133,20 +134,22 @@ class Source:
             self._traced[rows, cuts] = traced
         return found, self._traced[rows, cuts]
 
-    def graph(self, cuts: Cuts = UNCUT, *, like: Traced | None = None) -> Graph:
+    def graph(self, cuts: Cuts = UNCUT) -> Graph:
         """The logical graph before any directive. Which dims carry rows is seen by comparison with the
-        program at another size: `like`, or one of twice the batch."""
+        program at twice the batch."""
         _, traced = self.at(self.batch_size, cuts)
-        other = like or self._larger(traced, cuts)
-        return build_graph(traced, batch_layouts(traced, other))
+        types = self._captures.types_at(2 * self.batch_size) or self._larger(traced, cuts)
+        return build_graph(traced, batch_layouts(traced, types))
 
-    def _larger(self, traced: Traced, cuts: Cuts) -> Traced | None:
-        """The program at twice the size, if it is the same program there."""
+    def _larger(self, traced: Traced, cuts: Cuts) -> dict[str, TensorType] | None:
+        """The types of Values at twice the size, if it is the same program there."""
         try:
             _, larger = self.at(2 * self.batch_size, cuts)
         except TraceError:
             return None
-        return larger if _structure(larger) == _structure(traced) else None
+        if _structure(larger) != _structure(traced):
+            return None
+        return {name: value.spec for name, value in larger.values.items()}
 
     def local(self, rows: int, cuts: Cuts = UNCUT) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""
