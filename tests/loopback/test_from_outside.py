@@ -60,6 +60,7 @@ def _broadcast_row() -> CommunicationKind:
         "same",
         fits=lambda source, result, ranks, by_host: same_tensor(source, result),
         carries=lambda brought, left, ranks: float(brought),
+        keeps_layout=True,
     )
 
 
