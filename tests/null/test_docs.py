@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,19 @@ def test_the_python_of_the_page_runs() -> None:
     exec(compile(program, "schedules.md", "exec"), names)
     assert names["table"].num_microbatches == 2
     assert names["same"].num_stages == 2
+
+
+@pytest.mark.xdist_group("moe")
+def test_the_directive_of_the_page_works() -> None:
+    page = (DOCS / "adding_a_directive.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {"where": piper.where}
+    exec(compile(code, "adding_a_directive.md", "exec"), names)
+    job = program_of("moe").apply(names["strategy"]).lower()
+    sent = {comm.stream.partition(":")[0] for comm in job.graph.comms if comm.comm == "send"}
+    assert sent == {"fast"}
+    with pytest.raises(piper.PiperError, match=r"route .*no stream is called 'fst'"):
+        program_of("moe").apply(lambda s: s.route(piper.where(), stream="fst"))
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +142,12 @@ def test_words_of_the_glossary_are_written_once() -> None:
     words = [word.strip() for row in rows for word in row.split(",")]
     assert len(words) == len(set(words)) and "Chunk" in words and "slice" in words
     assert "| word |" not in (DOCS / "architecture.md").read_text()
+
+
+def test_files_that_the_architecture_names_exist_once() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"\*\*(?:[a-z_]+/)*([a-z_]+\.py)\*\*", text))
+    files = [p.name for p in (DOCS.parent / "src" / "piper").rglob("*.py")]
+    counted = Counter(name for name in files if name not in ("__init__.py", "__main__.py"))
+    assert named and named <= counted.keys(), named - counted.keys()
+    assert max(counted.values()) == 1, "a file's name tells a stranger what is inside"

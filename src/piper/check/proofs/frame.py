@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from piper.check.problem import Problem
-from piper.ir.tensor_type import is_dtype
-from piper.mesh import Mesh, Slice
+from piper.ir.tensor_type import MAX_BYTES, TensorType
+from piper.mesh import Mesh, Slice, mesh_problem
+from piper.plan.holdings import box_of
 from piper.plan.keys import num_indexes
 from piper.plan.optimizers import KNOWN
 from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Run
 from piper.plan.types import BatchLeaf, Bucket, ModelTensor, Plan, RankClass
 
-MAX_RANKS = 1 << 20
 MAX_MICROBATCHES = 1 << 20
-MAX_BYTES = 1 << 62  # of one tensor
 _MAX_UNEQUAL = 1000  # classes whose slices fix different axes
 _DEVICES = ("cpu", "cuda")
 _BODY = re.compile(r"[0-9a-f]{16}")
@@ -29,15 +28,17 @@ _BODY = re.compile(r"[0-9a-f]{16}")
 
 def frame(plan: Plan) -> Iterator[Problem]:
     """Numbers that no plan can have, and names of what does not exist."""
-    for why in (*_head(plan), *_classes(plan), *_tensors(plan), *_groups(plan)):
+    head = list(_head(plan))
+    for why in head or (*_classes(plan), *_tensors(plan), *_groups(plan)):
         yield Problem("structure", why)
-    if not any(True for _ in _head(plan)):
-        for bucket in plan.buckets:
-            yield from _named(f"bucket {bucket.name}", _bucket(plan, bucket))
-        for part in plan.classes:
-            yield from _named(f"class {part.slice}", _indexes(part))
-            for slot in part.slots:
-                yield from _named(f"{part.slice}: slot {slot.name}", _slot(plan, slot))
+    if head:
+        return
+    for bucket in plan.buckets:
+        yield from _named(f"bucket {bucket.name}", _bucket(plan, bucket))
+    for part in plan.classes:
+        yield from _named(f"class {part.slice}", _indexes(part))
+        for slot in part.slots:
+            yield from _named(f"{part.slice}: slot {slot.name}", _slot(plan, slot))
 
 
 def _named(what: str, reasons: Iterable[str]) -> Iterator[Problem]:
@@ -46,13 +47,12 @@ def _named(what: str, reasons: Iterable[str]) -> Iterator[Problem]:
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    names, sizes = plan.mesh.names, [size for _, size in plan.mesh.axes]
-    if len(set(names)) < len(names) or not all(names):
-        yield "two axes of the mesh have one name, or one has none"
-    if any(not 1 <= size <= MAX_RANKS for size in sizes) or math.prod(sizes) > MAX_RANKS:
-        yield f"the mesh is {_short(plan.mesh)}; a plan has 1 to {MAX_RANKS} ranks"
+    problem = mesh_problem(plan.mesh)
+    if problem:
+        yield problem
+        return
     if not _axes(plan.mesh, plan.data_axes):
-        yield f"the data axes are {', '.join(plan.data_axes)}, the mesh is {_short(plan.mesh)}"
+        yield f"the data axes are {', '.join(plan.data_axes)}, the mesh is {plan.mesh}"
     if not 1 <= plan.num_microbatches <= MAX_MICROBATCHES:
         yield f"there are {plan.num_microbatches} microbatches, of 1 to {MAX_MICROBATCHES}"
     if plan.device not in _DEVICES:
@@ -75,11 +75,6 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "a body has an impossible number of bytes inside"
 
 
-def _short(mesh: Mesh) -> str:
-    text = str(mesh)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:
     """Whether these are different axes of the mesh."""
     return len(set(axes)) == len(axes) and set(axes) <= set(mesh.names)
@@ -88,11 +83,9 @@ def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:
 def _classes(plan: Plan) -> Iterator[str]:
     """Every rank is in one class."""
     slices = [part.slice for part in plan.classes]
-    sizes = dict(plan.mesh.axes)
     for at in slices:
-        inside = all(axis in sizes and 0 <= index < sizes[axis] for axis, index in at.fixed)
-        if not inside or len(at.axes) < len(at.fixed):
-            yield f"class {at} is outside of the mesh {_short(plan.mesh)}"
+        if not at.inside(plan.mesh):
+            yield f"class {at} is outside of the mesh {plan.mesh}"
             return
     unequal = len({at.axes for at in slices}) > 1
     if unequal and len(slices) > _MAX_UNEQUAL:
@@ -122,6 +115,8 @@ def _tensors(plan: Plan) -> Iterator[str]:
     for name, tensor in plan.tensors.items():
         if not _is_tensor(tensor.shape, tensor.dtype):
             yield f"{name} is no tensor: {tensor.dtype}{list(tensor.shape)}"
+        if not _cuts(plan.mesh, tensor):
+            yield f"{name} is {list(tensor.shape)}, which {dict(tensor.cut)} cannot cut"
         if tensor.init not in bodies:
             yield f"{name} is made by a body that does not exist"
     for name, leaf in plan.batch.items():
@@ -134,13 +129,12 @@ def _tensors(plan: Plan) -> Iterator[str]:
 
 
 def _is_tensor(shape: Sequence[int], dtype: str) -> bool:
-    size = math.prod(dim for dim in shape if dim)
-    return is_dtype(dtype) and all(dim >= 0 for dim in shape) and size < MAX_BYTES
+    return TensorType(tuple(shape), dtype).possible
 
 
 def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
     slices = {part.slice for part in plan.classes}
-    axes = (bucket.over, bucket.copies, bucket.split_over)
+    axes = (bucket.over, bucket.copies)
     alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
     known = set(bucket.params) <= plan.tensors.keys() and set(bucket.slices) <= slices
     if not (all(_axes(plan.mesh, a) for a in axes) and known and alike and bucket.slices):
@@ -151,8 +145,6 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
         yield f"has parameters that are not {bucket.dtype}"
     if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
         yield "has parameters outside of it"
-    if bucket.zero not in range(4):
-        yield f"is kept by ZeRO {bucket.zero}, of 0 to 3"
 
 
 def _indexes(part: RankClass) -> Iterator[str]:
@@ -163,33 +155,51 @@ def _indexes(part: RankClass) -> Iterator[str]:
 
 
 def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
-    if not _is_tensor(slot.shape, slot.dtype):
-        yield f"is no tensor: {slot.dtype}{list(slot.shape)}"
-    if slot.bound is not None and not (slot.shape and 0 <= slot.bound < MAX_BYTES):
-        yield f"has a bound {slot.bound} of its dim 0"
-    if min(slot.base, slot.bucket, slot.pool) < -1 or min(slot.offset, slot.uses, slot.ahead) < 0:
+    if not TensorType(slot.shape, slot.dtype, slot.bound).possible:
+        yield f"is no tensor: {slot.dtype}{list(slot.shape)}, with a bound of {slot.bound}"
+    if min(slot.base, slot.bucket, slot.pool) < -1 or slot.offset < 0:
         yield "has a negative number"
     if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
         yield "belongs to a bucket that does not exist"
-    if not _axes(plan.mesh, slot.split_over):
-        yield "is split over axes that do not exist"
-        return
     if slot.kind in ("param", "buffer"):
-        whole: ModelTensor | BatchLeaf | None = plan.tensors.get(slot.source)
-        yield from _part(slot, whole, plan.mesh.size_of(slot.split_over))
+        yield from _of_the_model(plan, slot)
     if slot.kind == "batch":
         parts = plan.num_data_ranks * plan.num_microbatches
-        yield from _part(slot, plan.batch.get(slot.source), parts)
+        yield from _rows(slot, plan.batch.get(slot.source), parts)
     if slot.kind == "constant" and not _is_number(slot.source):
         yield f"holds {slot.source!r}, which is no number"
     if slot.kind == "key" and slot.shape != (num_indexes(slot.source),):
         yield f"holds the keys {slot.source!r}"
 
 
-def _part(slot: Slot, whole: ModelTensor | BatchLeaf | None, parts: int) -> Iterator[str]:
-    """A slot holds one of equal parts of a tensor, cut along its dim 0."""
+def _of_the_model(plan: Plan, slot: Slot) -> Iterator[str]:
+    """A slot holds the rank's box of a tensor; boxes are alike on all ranks."""
+    whole = plan.tensors.get(slot.source)
     if whole is None:
-        yield f"holds {slot.source!r}, which is no tensor of the model or of the batch"
+        yield f"holds {slot.source!r}, which is no tensor of the model"
+    elif _cuts(plan.mesh, whole):
+        box = box_of(whole, plan.mesh, dict.fromkeys(plan.mesh.names, 0)).size
+        if (slot.shape, slot.dtype) != (box, whole.dtype):
+            yield (
+                f"is {slot.dtype}{list(slot.shape)}, but a rank has {whole.dtype}{list(box)} "
+                f"of {slot.source}"
+            )
+
+
+def _cuts(mesh: Mesh, tensor: ModelTensor) -> bool:
+    """Whether axes cut a tensor along dims that it has, into equal parts."""
+    sizes, left = dict(mesh.axes), list(tensor.shape)
+    for axis, dim in tensor.cut:
+        if axis not in sizes or not 0 <= dim < len(left) or left[dim] % sizes[axis]:
+            return False
+        left[dim] //= sizes[axis]
+    return len({axis for axis, _ in tensor.cut}) == len(tensor.cut)
+
+
+def _rows(slot: Slot, whole: BatchLeaf | None, parts: int) -> Iterator[str]:
+    """A slot holds one of equal parts of a leaf, cut along its dim 0."""
+    if whole is None:
+        yield f"holds {slot.source!r}, which is no tensor of the batch"
         return
     shape = whole.shape
     if parts > 1 and shape:
