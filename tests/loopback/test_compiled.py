@@ -110,7 +110,7 @@ def test_sharded_experts_with_dropout_and_halves_train_like_one_device() -> None
 def _errors(job: Job, batches: list[Any], reference: Trained) -> Errors:
     with job.launch("loopback", adversary=True, seed=7, compile=True) as run:
         workers: Any = run.workers
-        functions = [f for worker in workers.workers for f in worker._functions.values()]
+        functions = [f for worker in workers.workers for f in worker.functions.values()]
         assert all(f.__module__ == "piper.bodies.inductor.compiled" for f in functions), (
             "some are eager"
         )
