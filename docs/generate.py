@@ -30,6 +30,7 @@ OWN = "Errors of your own code"
 CLASSES: dict[str, type[Directive]] = {kind_of(cls): cls for cls in SHIPPED}
 
 rewrites = module_of(str(DOCS / "rewrites.py"))
+one_tensor = module_of(str(DOCS / "one_tensor.py"))
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ def pages() -> dict[str, str]:
     found = {f"directives/{name}.md": directive_page(name, refused) for name in directives()}
     found["directives/README.md"] = index_page()
     found["errors.md"] = errors_page(refused)
+    found["one_tensor.md"] = one_tensor.page(NOTE)
     return found
 
 

@@ -27,8 +27,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import piper
 from piper import errors
-from piper.bodies.codec import decode, encode, load
+from piper.api.job_file import job_to_json
+from piper.api.program_file import program_from_json
+from piper.bodies.codec import content_hash, decode, encode, load
 from piper.check import expanded, problems
 from piper.cli.main import main
 from piper.errors import PiperError
@@ -141,6 +144,44 @@ def try_body(path: Path, rng: Random, original: str) -> bool:
     return accepted(ended(run))
 
 
+def try_job(path: Path, rng: Random, original: str) -> bool:
+    """Half of the time under the right names for its bodies, so that they are looked at."""
+    if rng.random() < 0.5:
+        with contextlib.suppress(Exception):
+            path.write_text(json.dumps(_renamed_bodies(json.loads(path.read_bytes()))))
+
+    def run() -> int:
+        job = piper.load_job(path)
+        again = path.with_name("again.json")
+        job.save(again, evaluation=bool(job.plan.train and job._make_evaluation))
+        if piper.load_job(again).plan != job.plan:
+            raise Failed("an accepted job is not read again as it was written")
+        return 0
+
+    return accepted(ended(run))
+
+
+def _renamed_bodies(file: Any) -> Any:
+    names = {name: content_hash(text) for name, text in file["code"].items()}
+    text = json.dumps({**file, "code": {}})
+    for name, new in names.items():
+        text = text.replace(name, new)
+    return json.loads(text) | {"code": {names[name]: body for name, body in file["code"].items()}}
+
+
+def try_program(path: Path, rng: Random, original: str) -> bool:
+    def run() -> int:
+        program = piper.load_program(path)
+        program.as_text()
+        program.history_as_code()
+        program.preview()
+        if program_from_json(program.to_json()) != program_from_json(path.read_bytes()):
+            raise Failed("an accepted program is not written again as it was read")
+        return 0
+
+    return accepted(ended(run))
+
+
 @dataclass(frozen=True)
 class Seed:
     """A good file; `original` names what it was made of."""
@@ -156,8 +197,17 @@ TRIES: dict[str, Callable[[Path, Random, str], bool]] = {
     "schedule": try_schedule,
     "strategy": try_strategy,
     "body": try_body,
+    "job": try_job,
+    "program": try_program,
 }
-SHARES = {"plan": 9, "schedule": 6, "strategy": 2, "body": 5}  # how often each kind is drawn
+SHARES = {
+    "plan": 9,
+    "schedule": 6,
+    "strategy": 2,
+    "body": 5,
+    "job": 2,
+    "program": 3,
+}  # how often each kind is drawn
 
 
 @cache
@@ -167,6 +217,8 @@ def seeds() -> dict[str, list[Seed]]:
         "schedule": _schedules(),
         "strategy": _strategies(),
         "body": _bodies(),
+        "job": [Seed("job", ".json", _job_bytes())],
+        "program": _programs(),
     }
     return found
 
@@ -194,9 +246,25 @@ def _strategies() -> list[Seed]:
     ]
 
 
+@cache
+def _job() -> piper.Job:
+    strategy = parallel(pp=2, dp=2, ep=2, zero=2, microbatches=2)
+    return program_of("tied").apply(strategy).lower(optimizer=ADAMW)
+
+
+def _job_bytes() -> bytes:
+    job = _job()
+    return job_to_json(job.plan, {**job.bodies, **job.evaluation().bodies}, job.evaluation().plan)
+
+
 def _bodies() -> list[Seed]:
-    job = program_of("tied").apply(parallel(pp=2, dp=2, ep=2, microbatches=2)).lower()
-    return [Seed("body", ".json", text.encode()) for text in job.bodies.values()]
+    return [Seed("body", ".json", text.encode()) for text in _job().bodies.values()]
+
+
+def _programs() -> list[Seed]:
+    strategies = (parallel(dp=2, ep=2, microbatches=2), parallel(pp=2, microbatches=2, zero=1))
+    programs = [program_of("tied").apply(strategy) for strategy in strategies]
+    return [Seed("program", ".json", program.to_json()) for program in programs]
 
 
 def run_case(

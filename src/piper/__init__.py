@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from piper import schedules, strategies
-    from piper.api.job import Job
+    from piper.api.job import Job, load_job
     from piper.api.program import Program, load_program, trace
     from piper.api.run import Run, StepResult
     from piper.bodies.expert_ops import grouped_mm
@@ -44,6 +44,7 @@ _HOMES = {
     "adamw": "piper.plan.optimizers",
     "annotate": "piper.frontend.annotate",
     "grouped_mm": "piper.bodies.expert_ops",
+    "load_job": "piper.api.job",
     "load_program": "piper.api.program",
     "sgd": "piper.plan.optimizers",
     "tag": "piper.frontend.annotate",
@@ -55,8 +56,8 @@ _MODULES = ("schedules", "strategies")
 
 __all__ = [
     "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "Share",
-    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_program", "schedules", "sgd",
-    "strategies", "tag", "trace", "train", "where",
+    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_job", "load_program", "schedules",
+    "sgd", "strategies", "tag", "trace", "train", "where",
 ]  # fmt: skip
 
 

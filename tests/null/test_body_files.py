@@ -224,7 +224,7 @@ def test_what_is_written_is_read_again() -> None:
         {"dtype": torch.complex64, "device": torch.device("cpu"), "pin_memory": False},
     )
     item = graph.call_function(torch.ops.aten.slice.Tensor, (x, 0, 0, 1))
-    graph.output((made, None, item))
+    graph.output((made, None, graph.call_function(torch.ops.aten.clone.default, (item,))))
     text = encode(graph)
     assert encode(decode(text).graph) == text
     full, nothing, first = load(text)(torch.arange(3))

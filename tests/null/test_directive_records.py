@@ -131,10 +131,10 @@ def test_a_graph_with_nothing_new_has_no_effect() -> None:
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (lambda s: s.replicate(where()), "missing a required argument: 'over'"),
+        (lambda s: s.replicate(where()), "argument: 'over'"),
         (lambda s: s.replicate(where(), "dp"), "too many positional arguments"),
         (lambda s: s.split(where(), "MB", 2, 3), "too many positional arguments"),
-        (lambda s: s.split(where(), "MB", number=2), "missing a required argument: 'num'"),
+        (lambda s: s.split(where(), "MB", number=2), "argument: 'num'"),
         (lambda s: s.recompute(where(), kep="nothing"), "'kep' (did you mean 'keep'?)"),
         (lambda s: s.mesh(2), "too many positional arguments"),
         (lambda s: s.stream("a", max_sms="4"), "max_sms='4'"),

@@ -92,7 +92,9 @@ def test_bytes_alive_follow_from_one_task_to_the_next(job: Job) -> None:
 
 def test_an_overlap_shows_the_interleaving(job: Job) -> None:
     first, *rest = job.plan.classes
-    changed = msgspec.structs.replace(first, overlaps=((0, 7), (6, 14)))
+    number = {task.name: index for index, task in enumerate(first.tasks)}
+    turns = [number[f"F[PP=0.1,MB={i}]"] for i in (0, 1)]
+    changed = msgspec.structs.replace(first, overlaps=((0, 1), tuple(turns)))
     plan = msgspec.structs.replace(job.plan, classes=(changed, *rest))
     text = explain(plan, "F[PP=0.1,MB=0]")
     assert "  overlap  F[PP=0.1,MB=0]\n           F[PP=0.1,MB=1]\n" in text

@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz_files import SHARES, Failed, run_case, seeds
 
 pytestmark = pytest.mark.xdist_group("mutants")  # who has made the plans already
-CASES = {"plan": 120, "schedule": 200, "strategy": 25, "body": 200}
+CASES = {"plan": 120, "schedule": 200, "strategy": 25, "body": 200, "job": 25, "program": 100}
 SECONDS = 60  # of one kind; a slow machine runs fewer
 
 

@@ -7,7 +7,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -233,19 +232,14 @@ def test_good_plans_run() -> None:
 
 def test_lower_checks_its_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that forgets its waits makes no plan."""
-    good = lower.emit
+    good = lower.early_messages
 
-    def careless(*arguments: Any) -> Any:
-        classes, *rest = good(*arguments)
-        parts = [
-            msgspec.structs.replace(
-                part, tasks=tuple(msgspec.structs.replace(t, waits=()) for t in part.tasks)
-            )
-            for part in classes
-        ]
-        return (tuple(parts), *rest)
+    def careless(rank_class: RankClass) -> RankClass:
+        final = good(rank_class)
+        tasks = tuple(msgspec.structs.replace(task, waits=()) for task in final.tasks)
+        return msgspec.structs.replace(final, tasks=tasks)
 
-    monkeypatch.setattr(lower, "emit", careless)
+    monkeypatch.setattr(lower, "early_messages", careless)
     with pytest.raises(CheckError, match="does not wait for") as refused:
         program_of("tied").apply(parallel(pp=2, microbatches=2)).lower()
     assert "from place (" in str(refused.value), "the witness names the directive"

@@ -110,7 +110,8 @@ def test_a_task_is_looked_up_in_the_plan_that_was_running() -> None:
     begin(cells, 0)
     end(cells)
     begin(cells, 1)
-    cells[3] = 0
+    names = [task.name for task in other.classes[0].tasks]
+    cells[3] = names.index("other.F[PP=0,MB=0]")
     board = [replace(read(cells), step=7), Where(turn=1, plan=-1, step=7)]
     failure = Failure("error", 0, {"error": "ValueError: no"}, board)
     error = as_error(failure, {"train": _plan(), "eval": other})

@@ -2,44 +2,135 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from piper.api.job_file import JobFile, job_from_json, job_to_json
 from piper.api.run import Run
+from piper.bodies.body_fit import check_bodies
+from piper.check import Report, check_plan
 from piper.compiler.driver import Lowered
-from piper.errors import PlanError
+from piper.compiler.source import Source
+from piper.errors import Call, PlanError
+from piper.files import PLAN_LIMIT, read_bytes
+from piper.ir.graph import Graph
 from piper.ir.graph_text import graph_to_text
 from piper.plan.diff import diff
 from piper.plan.explain import explain
 from piper.plan.summary import summarize
 from piper.plan.types import Plan
+from piper.runtime.factory import check_optimizer
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 
 
+def load_job(path: str | os.PathLike[str]) -> Job:
+    """The job that `Job.save` or `piper plan -o` wrote, proved again.
+
+    It launches, trains and evaluates without the model's code. Operators of the user's own must be
+    registered before.
+    """
+    file = job_from_json(read_bytes(path, limit=PLAN_LIMIT))
+    try:
+        return _loaded(file)
+    except PlanError as error:
+        details, legal = error.details, error.legal
+        call = error.call or Call(os.fspath(path))
+        raise type(error)(error.message, call=call, details=details, legal=legal) from None
+
+
+def _loaded(file: JobFile) -> Job:
+    plan, other = file.plan, file.evaluation
+    report = check_plan(plan)
+    check_optimizer(plan.optimizer)
+    check_bodies(plan, file.bodies)
+    for part in (*plan.classes, *(other.classes if other else ())):
+        if "loss" not in part.results:
+            raise PlanError(f"the ranks of {part.slice} have no loss as a result")
+    if other is None:
+        return Job(plan, file.bodies, report)
+    if not plan.train or other.train:
+        raise PlanError("the job is not one of training and its evaluation")
+    for field in ("mesh", "batch", "batch_constants", "data_axes", "num_microbatches", "device"):
+        if getattr(plan, field) != getattr(other, field):
+            raise PlanError(f"the evaluation has another {field} than training")
+    evaluation = Job(other, file.bodies, check_plan(other))
+    check_bodies(other, file.bodies)
+    return Job(plan, file.bodies, report, evaluation=lambda: evaluation)
+
+
 class Job:
-    """A proved plan with its physical graph and the texts of its bodies."""
+    """A proved plan with the texts of its bodies, ready to be looked at, saved and launched.
+
+    What `lower` made knows its `graph` and `source` too; what was read from a file does not.
+    """
 
     def __init__(
         self,
-        lowered: Lowered,
+        plan: Plan,
+        bodies: Mapping[str, str],
+        report: Report,
+        *,
         evaluation: Callable[[], Job] | None = None,
+        lowered: Lowered | None = None,
     ) -> None:
-        self.source = lowered.source
-        self.graph = lowered.graph
-        self.plan = lowered.plan
-        self.bodies = lowered.bodies
-        self.report = lowered.report
-        self.seconds = lowered.seconds  # what each pass of lowering took
+        self.plan = plan
+        self.bodies = bodies
+        self.report = report
         self._make_evaluation = evaluation
         self._evaluation: Job | None = None
+        self._lowered = lowered
+
+    @classmethod
+    def of(cls, lowered: Lowered, evaluation: Callable[[], Job] | None = None) -> Job:
+        """The job of a program that was lowered."""
+        plan, bodies, report = lowered.plan, lowered.bodies, lowered.report
+        return cls(plan, bodies, report, evaluation=evaluation, lowered=lowered)
+
+    @property
+    def graph(self) -> Graph:
+        """The physical graph that the plan was made of."""
+        return self._from_lowering.graph
+
+    @property
+    def source(self) -> Source:
+        """The model, batch and step that were traced."""
+        return self._from_lowering.source
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What each pass of lowering took."""
+        return self._from_lowering.seconds
+
+    @property
+    def _from_lowering(self) -> Lowered:
+        if self._lowered is None:
+            raise PlanError(
+                "this job was read from a file, without its program",
+                legal="program.lower(...), where the model's code is at hand",
+            )
+        return self._lowered
+
+    def save(self, path: str | os.PathLike[str], *, evaluation: bool = True) -> None:
+        """Write the plan, its bodies and those of its evaluation as JSON, for `load_job`.
+
+        `evaluation=False` leaves the evaluation out, for a model that has none.
+        """
+        other = self.evaluation() if evaluation and self.plan.train else None
+        bodies = {**self.bodies, **(other.bodies if other else {})}
+        data = job_to_json(self.plan, bodies, other.plan if other else None)
+        with open(path, "wb") as file:
+            file.write(data)
 
     def evaluation(self) -> Job:
         """The same program under the same strategy, forwards only and with the model in eval() mode.
 
         It keeps parameters as this job does, so that its workers can share theirs; made once.
         """
+        if self._make_evaluation is None and self.plan.train:
+            raise PlanError("the job was saved without its evaluation", legal="job.save(path)")
         if self._make_evaluation is None:
             raise PlanError("the job is an evaluation itself", legal="evaluation of a training job")
         if self._evaluation is None:

@@ -205,11 +205,11 @@ class Program:
         limit = None if memory_limit is None else parse_size(memory_limit)
         settings = Settings(chosen, device, seed, clip, late_clip, _PRECISIONS[precision], limit)
         lowered = lower(self._scheduled, settings)
-        return Job(lowered, partial(self._evaluation, settings, lowered.buckets))
+        return Job.of(lowered, partial(self._evaluation, settings, lowered.buckets))
 
     def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:
         plain = replace(settings, clip=None, late_clip=False)
-        return Job(lower(self._scheduled, plain, trained=buckets))
+        return Job.of(lower(self._scheduled, plain, trained=buckets))
 
     @property
     def _scheduled(self) -> Scheduled:

@@ -13,14 +13,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.bodies.operators import draws_random
-from piper.errors import TraceError
+from piper.errors import TraceError, user_source
 
 
 @dataclass(frozen=True)
@@ -73,18 +75,21 @@ class Initializers:
             made[name] = Initializer(graph, constants, tuple(keys[p] for p in random))
         return made
 
-    def number(self, tensor: Tensor) -> float | None:
-        """The real content of a tensor of one element, if no random operation leads to it."""
+    def value(self, tensor: Tensor) -> Tensor:
+        """The real content of a tensor, which no random operation may lead to."""
         entries = [self.tape[p] for p in self._slice(tensor)]
         if not entries or any(entry.random for entry in entries):
-            return None
+            raise TraceError(
+                f"make_model reads the value of a random tensor{_here()}",
+                legal="initialisation by torch's operators, whatever they drew",
+            )
         graph, constants = _build(entries, tensor)
         root = torch.nn.Module()
         for name, constant in constants.items():
             root.register_buffer(name, constant)
         with _no_modes():
             (value,) = fx.GraphModule(root, graph)()
-            return value.item()
+            return value.detach()
 
     def _slice(self, tensor: Tensor) -> list[int]:
         """Positions of the operations that led to the present content of a tensor."""
@@ -99,9 +104,37 @@ class Initializers:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Initializers]:
-    found = Initializers()
-    with _Recorder(found):
-        yield found
+    """While a model is built on fake tensors."""
+    initializers = Initializers()
+    with _Recorder(initializers), _Reader(initializers):
+        yield initializers
+
+
+class _Reader(TorchFunctionMode):
+    """Methods that hand a tensor's memory to Python: a fake tensor has none, so they get the value."""
+
+    def __init__(self, initializers: Initializers) -> None:
+        super().__init__()
+        self.initializers = initializers
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _READS or not isinstance(args[0], FakeTensor):
+            return func(*args, **(kwargs or {}))
+        value = self.initializers.value(args[0])
+        with _no_modes():
+            result = func(value, *args[1:], **(kwargs or {}))
+        if isinstance(result, np.ndarray):
+            result.flags.writeable = False  # what is written to a copy would be lost
+        return result
+
+
+_READS = (
+    Tensor.numpy,
+    Tensor.tolist,
+    Tensor.__array__,
+    Tensor.__dlpack__,
+    Tensor.__format__,
+)
 
 
 class _Recorder(TorchDispatchMode):
@@ -112,13 +145,14 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            value = self.into.number(args[0])
-            if value is None:
-                raise TraceError(
-                    "make_model reads the value of a random tensor",
-                    legal="initialisation without branches on random values",
-                )
-            return value
+            value = self.into.value(args[0])
+            with _no_modes():
+                return value.item()
+        if kwargs.get("generator") is not None:
+            raise TraceError(
+                f"make_model draws from a generator of its own{_here()}",
+                legal="no generator=: lower(seed=...) decides the initial weights",
+            )
         result = func(*args, **kwargs)
         read = {_storage(t) for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         wrote = {_storage(t) for t in pytree.tree_leaves(result) if isinstance(t, Tensor)}
@@ -130,6 +164,11 @@ class _Recorder(TorchDispatchMode):
             entry = _Entry(func, args, kwargs, result, frozenset(read), frozenset(wrote), random)
             self.into.tape.append(entry)
         return result
+
+
+def _here() -> str:
+    source = user_source()
+    return f" ({source})" if source else ""
 
 
 @contextlib.contextmanager

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
+from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.errors import PiperError
 from piper.passes.lower import PASSES
 from piper.plan.plan_text import plan_to_text
+
+if TYPE_CHECKING:
+    from piper.api.job import Job
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("plan", help="compile a model under a strategy")
     add_program_arguments(parser)
     parser.add_argument(
-        "-o", "--out", metavar="PLAN.json", help="save the plan, and its bodies beside it"
+        "-o",
+        "--out",
+        metavar="PLAN.json",
+        help="save the plan with all that check, explain, diff and train need",
     )
-    parser.add_argument(
-        "--optimizer",
-        choices=("adamw", "sgd"),
-        default="adamw",
-        help="whose state counts as memory (default: adamw)",
-    )
+    add_lowering_arguments(parser)
     parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
     parser.add_argument(
         "--dump-after",
@@ -36,23 +39,15 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import piper
-
     module = load_file(arguments.file, "model", "batch", "step")
     program = trace_file(module, arguments)
     if arguments.dump_after:
         print(program.text_after(arguments.dump_after), end="")
         return 0
-    job = program.lower(
-        optimizer=piper.adamw() if arguments.optimizer == "adamw" else piper.sgd(0.1)
-    )
-    written = []
+    job = lowered(program, module, arguments)
     if arguments.out:
-        written = [arguments.out, f"{os.path.splitext(arguments.out)[0]}.bodies.json"]
-        with open(written[0], "wb") as file:
-            file.write(job.plan.to_json())
-        with open(written[1], "w") as file:
-            json.dump(dict(job.bodies), file)
+        _save(job, arguments.out)
+    written = [arguments.out] if arguments.out else []
     if arguments.json:
         plan = job.plan
         facts = {
@@ -76,3 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
     for name in written:
         print(f"wrote {name}")
     return 0
+
+
+def _save(job: Job, path: str) -> None:
+    """With its evaluation, unless the model cannot be evaluated."""
+    try:
+        job.evaluation()
+    except PiperError as error:
+        print(f"note: saved without an evaluation: {error.message}", file=sys.stderr)
+        job.save(path, evaluation=False)
+    else:
+        job.save(path)

@@ -1,4 +1,4 @@
-"""`piper train`: train a FILE under a strategy, on local processes, under torchrun or on Ray."""
+"""`piper train`: train a FILE or a saved plan, on local processes, under torchrun or on Ray."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments, lowered
+from piper.cli.user_file import STRATEGY_OPTIONS, add_program_arguments, load_file, trace_file
 from piper.errors import FileError
-from piper.plan.optimizers import KNOWN
 
 if TYPE_CHECKING:
-    from piper.plan.types import Optimizer
+    from piper.api.job import Job
+    from piper.mesh import Mesh
     from piper.training.records import Record
 
 INTERRUPTED = 130
-OPTIMIZERS = {name.lower(): name for name in KNOWN}
 LAUNCHERS = {  # which options of the command line each launcher takes
     "local": ("timeout", "ranks_per_gpu", "compile"),
     "torchrun": ("timeout", "compile"),
@@ -28,8 +28,8 @@ LAUNCHERS = {  # which options of the command line each launcher takes
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("train", help="train a model under a strategy")
-    add_program_arguments(parser)
+    parser = commands.add_parser("train", help="train a model under a strategy, or a saved plan")
+    add_program_arguments(parser, more="; or PLAN.json, as written by piper plan --out")
     parser.add_argument("--steps", type=int, required=True, metavar="N")
     group = parser.add_argument_group("where")
     group.add_argument(
@@ -41,7 +41,6 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--nproc", type=int, metavar="N", help="ranks; without a strategy, N data ranks"
     )
-    group.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     group.add_argument(
         "--ranks-per-gpu", type=int, metavar="K", help="ranks that share each GPU, by MPS"
     )
@@ -55,17 +54,12 @@ def add_parser(commands: Any) -> None:
     )
     group.add_argument("--near", metavar="AXIS", help="Ray: ranks along it on one machine")
     group.add_argument("--spread", metavar="AXIS", help="Ray: ranks along it on many machines")
-    group = parser.add_argument_group("training")
-    group.add_argument("--precision", choices=("bf16", "fp32"), help="default: as written")
-    group.add_argument("--clip", type=float, metavar="X", help="largest norm of all gradients")
+    group = add_lowering_arguments(parser)
     group.add_argument(
-        "--optimizer",
-        choices=tuple(OPTIMIZERS),
-        metavar="NAME",
-        help="one of torch.optim (default: the file's optimizer(params), else adamw)",
+        "--data",
+        metavar="FILE",
+        help="with PLAN.json: a Python file with data(share) or batch(), maybe validation(share)",
     )
-    group.add_argument("--lr", type=float, metavar="X", help="learning rate")
-    group.add_argument("--seed", type=int, default=0, help="of weights, dropout, order of data")
     group.add_argument(
         "--evaluate-every", type=int, default=0, metavar="N", help="steps, on validation(share)"
     )
@@ -80,11 +74,21 @@ def run(arguments: argparse.Namespace) -> int:
     from piper.runtime.launch.torchrun import under_torchrun
 
     default_signals()
-    module = load_file(arguments.file, "model", "batch", "step")
+    saved = arguments.file.endswith(".json")
+    if saved:
+        module = _data_module(arguments)
+    else:
+        module = load_file(arguments.file, "model", "batch", "step")
+        if arguments.data:
+            raise FileError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
     options = launch_options(arguments)
     if arguments.launch != "torchrun" or under_torchrun():
-        return _train(module, arguments, options)
-    num_ranks = arguments.nproc or _program(module, arguments).graph.mesh.size
+        job = _saved_job(arguments) if saved else _lowered_job(module, arguments)
+        return _train(job, module, arguments, options)
+    if saved:
+        num_ranks = _saved_job(arguments).plan.mesh.size
+    else:
+        num_ranks = arguments.nproc or _program(module, arguments).graph.mesh.size
     own = _without_nproc(arguments.argv)
     command = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", "piper", *own]
     sys.stdout.flush()
@@ -100,22 +104,51 @@ def _without_nproc(argv: list[str]) -> list[str]:
     return found
 
 
-def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+def _data_module(arguments: argparse.Namespace) -> ModuleType:
+    """The file of data for a saved plan. It may also register operators that the plan's bodies call."""
+    if arguments.data is None:
+        raise FileError(
+            f"{arguments.file} is a plan, which has no data",
+            legal=f"{arguments.file} --data FILE.py, with data(share) or batch()",
+        )
+    module = load_file(arguments.data)
+    if not any(callable(getattr(module, name, None)) for name in ("data", "batch")):
+        raise FileError(
+            f"{arguments.data} defines neither data() nor batch()", legal="data(share), or batch()"
+        )
+    return module
+
+
+def _saved_job(arguments: argparse.Namespace) -> Job:
+    """The job of PLAN.json; what the plan says already cannot be said again."""
+    import piper
+
+    for name in (*STRATEGY_OPTIONS, *LOWERING_OPTIONS):
+        if getattr(arguments, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise FileError(
+                f"{option} does not go with a saved plan", legal=f"piper plan FILE.py {option} -o"
+            )
+    job = piper.load_job(arguments.file)
+    _check_ranks(arguments, job.plan.mesh)
+    return job
+
+
+def _lowered_job(module: ModuleType, arguments: argparse.Namespace) -> Job:
+    return lowered(_program(module, arguments), module, arguments)
+
+
+def _train(
+    job: Job, module: ModuleType, arguments: argparse.Namespace, options: dict[str, Any]
+) -> int:
     import piper
     from piper.training.data import made_batches
 
-    program = _program(module, arguments)
-    job = program.lower(
-        optimizer=optimizer_of(module, arguments, program),
-        device=arguments.device,
-        seed=arguments.seed,
-        clip=arguments.clip,
-        precision=arguments.precision,
-    )
     data = getattr(module, "data", None)
     if data is None:
-        _note(arguments, f"{arguments.file} has no data(share): each step makes a batch()")
-        data = made_batches(module.batch, seed=arguments.seed)
+        file = arguments.data or arguments.file
+        _note(arguments, f"{file} has no data(share): each step makes a batch()")
+        data = made_batches(module.batch, seed=job.plan.seed)
     last: list[Record] = []
     try:
         piper.train(
@@ -140,23 +173,33 @@ def _train(module: ModuleType, arguments: argparse.Namespace, options: dict[str,
 
 def _program(module: ModuleType, arguments: argparse.Namespace) -> Any:
     """The traced program; its strategy must have the ranks that are asked for."""
-    from piper.runtime.launch.torchrun import under_torchrun
     from piper.strategies import parallel
 
-    wanted = arguments.nproc
+    wanted = _wanted_ranks(arguments)
+    default = parallel(dp=wanted) if wanted and wanted > 1 else None
+    program = trace_file(module, arguments, default=default)
+    _check_ranks(arguments, program.graph.mesh)
+    return program
+
+
+def _wanted_ranks(arguments: argparse.Namespace) -> int | None:
+    from piper.runtime.launch.torchrun import under_torchrun
+
+    wanted: int | None = arguments.nproc
     if arguments.launch == "torchrun" and under_torchrun():
         wanted = int(os.environ["WORLD_SIZE"])
     if wanted is not None and wanted < 1:
         raise FileError(f"--nproc {wanted}", legal="at least 1")
-    default = parallel(dp=wanted) if wanted and wanted > 1 else None
-    program = trace_file(module, arguments, default=default)
-    size = program.graph.mesh.size
-    if wanted is not None and wanted != size:
+    return wanted
+
+
+def _check_ranks(arguments: argparse.Namespace, mesh: Mesh) -> None:
+    wanted = _wanted_ranks(arguments)
+    if wanted is not None and wanted != mesh.size:
         raise FileError(
-            f"--nproc {wanted}, but the strategy has {size} ranks ({program.graph.mesh})",
-            legal=f"--nproc {size}, or other degrees",
+            f"--nproc {wanted}, but the strategy has {mesh.size} ranks ({mesh})",
+            legal=f"--nproc {mesh.size}, or other degrees",
         )
-    return program
 
 
 def launch_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -172,20 +215,6 @@ def launch_options(arguments: argparse.Namespace) -> dict[str, Any]:
                 legal=f"--launch {' or '.join(legal)}",
             )
     return given
-
-
-def optimizer_of(module: ModuleType, arguments: argparse.Namespace, program: Any) -> Optimizer:
-    """That of the command line, else of the file, else AdamW; --lr is for any of them."""
-    from piper.plan.types import Optimizer
-
-    own = getattr(module, "optimizer", None)
-    if arguments.optimizer or own is None:
-        found = Optimizer(OPTIMIZERS[arguments.optimizer or "adamw"])
-    else:
-        found = program.source.optimizer(own)
-    if arguments.lr is None:
-        return found
-    return Optimizer(found.name, {**found.options, "lr": arguments.lr})
 
 
 def _note(arguments: argparse.Namespace, text: str) -> None:

@@ -13,10 +13,14 @@ from typing import Any
 from piper.errors import FileError, did_you_mean
 from piper.files import module_of
 
+_DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute")
+STRATEGY_OPTIONS = ("strategy", *_DEGREES)
 
-def add_program_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") -> None:
     parser.add_argument(
-        "file", help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)"
+        "file",
+        help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)" + more,
     )
     group = parser.add_argument_group(
         "strategy", "default: the file's strategy(s), else one device"
@@ -98,10 +102,7 @@ def chosen_strategy(
 ) -> Callable[..., None] | None:
     from piper.strategies import parallel
 
-    options = (
-        "pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute"
-    )  # fmt: skip
-    degrees = {name: getattr(arguments, name) for name in options if getattr(arguments, name)}
+    degrees = {name: getattr(arguments, name) for name in _DEGREES if getattr(arguments, name)}
     for name in ("pp", "dp", "ep", "microbatches"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise FileError(f"--{name} {getattr(arguments, name)}", legal="at least 1")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper.bodies.leaves import batch_leaves
 from piper.bodies.store import BodyStore
+from piper.compiler.captures import Captures
 from piper.errors import TraceError
 from piper.frontend.batch_layouts import batch_layouts
 from piper.frontend.build import build_graph
@@ -16,7 +17,6 @@ from piper.frontend.capture import (
     Capture,
     Step,
     alike,
-    capture,
     first_difference,
     plain_name,
 )
@@ -71,7 +71,14 @@ class Source:
         self.dtype = dtype
         self.training = training
         self._variants: dict[tuple[str, bool], Source] = {(dtype, training): self}
-        self._captures: dict[int, Capture] = {}
+        self._captures = Captures(
+            make_model,
+            batch,
+            step,
+            batch_size=self.batch_size,
+            dtype=dtype,
+            training=training,
+        )
         self._traced: dict[tuple[int, Cuts], Traced] = {}
 
     def variant(self, *, dtype: str, training: bool, cut: StageCut | None) -> Source:
@@ -114,16 +121,7 @@ class Source:
 
     def captured(self, rows: int) -> Capture:
         """The uncut program for batches of `rows` samples."""
-        if rows not in self._captures:
-            self._captures[rows] = capture(
-                self.make_model,
-                self.batch,
-                self.step,
-                rows=rows,
-                dtype=self.dtype,
-                training=self.training,
-            )
-        return self._captures[rows]
+        return self._captures.at(rows)
 
     def at(self, rows: int, cuts: Cuts = UNCUT) -> tuple[Capture, Traced]:
         """The program for batches of `rows` samples, cut by its tags and by `cuts`."""

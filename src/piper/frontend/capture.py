@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -15,22 +15,19 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import exc
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
-from piper.frontend.building import building, cast_parameters
+from piper.frontend.any_rows import RowSymbol, at_rows, depends_on_data, leave_rows_open
+from piper.frontend.building import building, cast_parameters, readable_values
 from piper.frontend.captured_nodes import callee, source_of, value_of
 from piper.frontend.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.interpret import Facts, interpret
 from piper.frontend.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
-from piper.frontend.side_effects import watching_side_effects
+from piper.frontend.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.state import Origin, refuse_changed_state
 
 Step = Callable[[nn.Module, Any], Any]
@@ -82,19 +79,42 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def capture(
+@dataclass(frozen=True)
+class Recording:
+    """A step as Dynamo has seen it, before anything is known of its nodes.
+
+    `rows` says for which numbers of samples it was the same; without it, for that of its `inputs`.
+    """
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    origins: dict[fx.Node, Origin]
+    inputs: Sequence[Tensor]
+    model: nn.Module
+    made: dict[str, Tensor]
+    initializers: Initializers
+    effects: TracedEffects
+    training: bool
+    rows: RowSymbol | None
+
+    def holds_at(self, rows: int) -> bool:
+        return self.rows is None or self.rows.covers(rows)
+
+
+def record(
     make_model: Callable[[], nn.Module],
     batch: Any,
     step: Step,
     *,
     rows: int,
+    any_rows: bool,
     dtype: str = "",
     training: bool = True,
-) -> Capture:
-    """Capture `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
+) -> Recording:
+    """Record `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
 
-    With `dtype`, parameters and the batch's floating-point tensors have it; without `training` the
-    model is in eval() mode and no gradient flows.
+    With `any_rows` it holds for other numbers too, where the code allows it. With `dtype`, parameters
+    and the batch's floating-point tensors have it; without `training` the model is in eval() mode.
     """
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise TraceError(
@@ -105,14 +125,15 @@ def capture(
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode
-    try:
-        with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
-            model = make_model()
-    except DataDependentOutputException as error:
-        raise TraceError(
-            f"make_model looks at the values of tensors ({error.func})",
-            legal="initialisation that does not branch on values",
-        ) from error
+    with (
+        _quiet(),
+        readable_values(),
+        mode,
+        building(mode),
+        refusing_hooks(),
+        recording() as initializers,
+    ):
+        model = make_model()
     refuse_hooks(model)
     named = (*model.named_parameters(), *model.named_buffers())
     with mode:
@@ -127,6 +148,8 @@ def capture(
                 f"{name} is not made inside make_model",
                 legal="create parameters and buffers in the function given to trace",
             )
+    if any_rows:
+        leave_rows_open(batch_leaves(fake_batch).values())
     whole = _Whole(model, step)
     with (
         _quiet() as said,
@@ -138,35 +161,81 @@ def capture(
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said)
     graph = fx.Graph()
-    results = graph.graph_copy(module.graph, {})
-    graph.output(results)
+    graph.output(graph.graph_copy(module.graph, {}))
     constants = _constants(graph, module)
     _remove_grad_modes(graph)
-    names = _tensor_names(model, fake_batch)
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    _refuse_data_dependent(graph)
+    origins = _origins(graph, flat, _tensor_names(model, fake_batch))
+    leaves = [value_of(node) for node, origin in origins.items() if origin.role == "batch"]
+    made = {plain_name(name): tensor for name, tensor in named}
+    symbol = RowSymbol(leaves, recorded_at=rows) if any_rows else None
+    return Recording(
+        graph, constants, origins, flat, model, made, initializers, effects, training, symbol
+    )
+
+
+def finish(recording: Recording, rows: int) -> Capture:
+    """The recorded step for batches of `rows` samples, with all that is known of its nodes."""
+    graph, origins, inputs = recording.graph, recording.origins, recording.inputs
+    if recording.rows is not None:
+        graph, origins, inputs = _with_rows(recording, rows)
+    loss, count = _loss_and_count(next(iter(reversed(graph.nodes))).args[0])
+    with _quiet():
+        facts = interpret(graph, recording.constants, inputs)
+    refuse_changed_state(origins, facts, recording.model)
+    recording.effects.refuse()
+    if loss not in facts.flowing:
+        raise TraceError("the loss does not depend on any parameter that requires a gradient")
+    if not recording.training:
+        facts.flowing.clear()
+    if count is not None:
+        _refuse_counted_parameters(count, origins, facts)
+    _drop_dead_code(graph, facts)
+    return Capture(
+        graph=graph,
+        constants=recording.constants,
+        origins=origins,
+        model=recording.model,
+        made=recording.made,
+        initializers=recording.initializers,
+        facts=facts,
+        loss=loss,
+        count=count,
+    )
+
+
+def _with_rows(
+    recording: Recording, rows: int
+) -> tuple[fx.Graph, dict[fx.Node, Origin], list[Tensor]]:
+    """The graph at one number of rows, the origins of its inputs, and inputs of that size."""
+    mode = next(tensor.fake_mode for tensor in recording.inputs if hasattr(tensor, "fake_mode"))
+    pairs = list(zip(recording.origins.values(), recording.inputs, strict=True))
+    with mode, _quiet():
+        runs = [[_fresh(tensor, origin, rows) for origin, tensor in pairs] for _ in range(2)]
+        graph, copies = at_rows(recording.graph, recording.constants, runs[0])
+    return graph, {copies[node]: o for node, o in recording.origins.items()}, runs[1]
+
+
+def _fresh(tensor: Tensor, origin: Origin, rows: int) -> Tensor:
+    """An input without the history that a run before may have given it."""
+    if origin.role == "batch":
+        return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _origins(
+    graph: fx.Graph, inputs: Sequence[Tensor], names: dict[int, Origin]
+) -> dict[fx.Node, Origin]:
     origins = {}
-    for node, tensor in zip(placeholders, flat, strict=True):
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, tensor in zip(placeholders, inputs, strict=True):
         if id(tensor) not in names:
             raise TraceError(
                 f"{node.name} is neither a parameter, a buffer nor part of the batch",
                 legal="register it as a buffer of the model, or put it into the batch",
             )
         origins[node] = names[id(tensor)]
-    _refuse_data_dependent(graph)
-    loss, count = _loss_and_count(results)
-    with _quiet():
-        facts = interpret(graph, constants, flat)
-    refuse_changed_state(origins, facts, model)
-    effects.refuse()
-    if loss not in facts.flowing:
-        raise TraceError("the loss does not depend on any parameter that requires a gradient")
-    if not training:
-        facts.flowing.clear()
-    if count is not None:
-        _refuse_counted_parameters(count, origins, facts)
-    _drop_dead_code(graph, facts)
-    made = {plain_name(name): tensor for name, tensor in named}
-    return Capture(graph, constants, origins, model, made, initializers, facts, loss, count)
+    return origins
 
 
 def _constants(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
@@ -191,16 +260,17 @@ def _refuse_data_dependent(graph: fx.Graph) -> None:
     """Raise where a number or a shape depends on what is in the batch."""
     for node in graph.nodes:
         value = value_of(node)
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if not depends_on_data(value):
+            continue
+        if not tensors_in(value):
             raise TraceError(
                 f"{callee(node)} takes a number out of a tensor ({source_of(node)})",
                 legal="numbers that depend on data stay tensors: no .item(), .tolist() or float()",
             )
-        if any(not isinstance(n, int) for t in tensors_in(value) for n in t.shape):
-            raise TraceError(
-                f"the shape of {callee(node)} depends on data ({source_of(node)})",
-                legal="shapes known from the batch's shape; to count, F.one_hot(i, E).sum(0)",
-            )
+        raise TraceError(
+            f"the shape of {callee(node)} depends on data ({source_of(node)})",
+            legal="shapes known from the batch's shape; to count, F.one_hot(i, E).sum(0)",
+        )
 
 
 def _refuse_counted_parameters(

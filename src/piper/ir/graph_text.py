@@ -2,7 +2,7 @@
 
     graph logical
     mesh pp=2 dp=2
-    value x_1[MB=0] activation float32[4,8] {dp: split(0)}
+    value x_1[MB=0] activation float32[4,8] along split(0) {dp: split(0)}
     chunk F[PP=0,MB=0] (tokens[MB=0], w) -> (x_1[MB=0]) at pp=0 on compute {...}
 
 What a line does not spell out stands in braces as JSON.
@@ -17,7 +17,7 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.graph import Graph
-from piper.ir.layouts import layouts_from_text, layouts_text
+from piper.ir.layouts import REPLICATED, layout_from_text, layouts_from_text, layouts_text
 from piper.ir.nodes import COMPUTE, Node
 from piper.ir.values import Value
 from piper.mesh import Slice
@@ -30,7 +30,7 @@ _NODE = re.compile(
 )
 _VALUE = re.compile(
     r"value (?P<name>\S+) (?P<role>\w+) (?P<dtype>\w+)"
-    r"\[(?P<shape>[\d,]*)(?:<=(?P<bound>\d+)(?P<more>[\d,]*))?\]"
+    r"\[(?P<shape>[\d,]*)(?:<=(?P<bound>\d+)(?P<more>[\d,]*))?\](?: along (?P<batch>\S+))?"
     r"(?: at (?P<slice>\S+))?(?: \{(?P<layout>.*?)\})?(?: of (?P<of>\S+))?"
     r"(?: with (?P<rest>\{.*\}))?$"
 )
@@ -49,6 +49,8 @@ def graph_to_text(graph: Graph) -> str:
 
 def _value_line(value: Value) -> str:
     line = f"value {value.name} {value.role} {value.type}"
+    if value.batch != REPLICATED:
+        line += f" along {value.batch}"
     if value.slice is not None:
         line += f" at {value.slice}"
     if value.layout:
@@ -56,7 +58,7 @@ def _value_line(value: Value) -> str:
     if value.of:
         line += f" of {value.of}"
     fields: dict[str, Any] = msgspec.to_builtins(value)
-    for spelled in ("name", "role", "type", "slice", "layout", "of"):
+    for spelled in ("name", "role", "type", "batch", "slice", "layout", "of"):
         fields.pop(spelled, None)
     return line + (f" with {msgspec.json.encode(fields).decode()}" if fields else "")
 
@@ -115,6 +117,7 @@ def _parse_value(match: re.Match[str]) -> dict[str, Any]:
             "dtype": found["dtype"],
             "bound": int(found["bound"]) if found["bound"] else None,
         },
+        "batch": msgspec.to_builtins(layout_from_text(found["batch"] or "replicated")),
         "layout": msgspec.to_builtins(layouts_from_text(found["layout"] or "")),
         "slice": _parse_slice(found["slice"]),
         "of": found["of"] or "",

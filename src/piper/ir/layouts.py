@@ -142,19 +142,15 @@ _TEXT = re.compile(r"(?P<kind>replicated|stacked|partial|shared|split|routed)(?:
 
 def layouts_from_text(text: str) -> Layouts:
     """The inverse of `layouts_text`; raises PlanError."""
-    pairs: list[tuple[str, Layout]] = []
-    for word in filter(None, text.split("; ")):
-        axis, _, shown = word.partition(": ")
-        match = _TEXT.match(shown)
-        if match is None or (match["kind"] == "split" and not (match["of"] or "").isdigit()):
-            raise PlanError(
-                f"{word!r} is no layout", legal="axis: replicated, split(0), partial ..."
-            )
-        kind = match["kind"]
-        if kind == "split":
-            pairs.append((axis, Split(int(match["of"]))))
-        elif kind == "routed":
-            pairs.append((axis, Routed(match["of"] or "")))
-        else:
-            pairs.append((axis, _PLAIN[kind]))
-    return tuple(pairs)
+    words = (word.partition(": ") for word in text.split("; ") if word)
+    return tuple((axis, layout_from_text(shown)) for axis, _, shown in words)
+
+
+def layout_from_text(text: str) -> Layout:
+    """The inverse of `str`; raises PlanError."""
+    match = _TEXT.match(text)
+    if match is None or (match["kind"] == "split" and not (match["of"] or "").isdigit()):
+        raise PlanError(f"{text!r} is no layout", legal="replicated, split(0), partial ...")
+    if match["kind"] == "split":
+        return Split(int(match["of"]))
+    return Routed(match["of"] or "") if match["kind"] == "routed" else _PLAIN[match["kind"]]

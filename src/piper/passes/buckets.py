@@ -28,6 +28,7 @@ class Keeping:
     over: tuple[str, ...]
     copies: tuple[str, ...]
     split: Layouts
+    axes: tuple[str, ...]  # all of them, also those of one rank
     zero: int
     bucket_size: int | None
     prefetch: int
@@ -163,6 +164,7 @@ def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]
         over=_ordered(mesh.names, {o.axis for o in cutting}),
         copies=_ordered(mesh.names, {o.axis for o in whole}),
         split=tuple((axis, way) for axis, way in layout if isinstance(way, Split)),
+        axes=tuple(axis for axis, _ in layout),
         zero=first.zero if cutting else 0,
         bucket_size=min(sizes_given, default=None),
         prefetch=prefetch,

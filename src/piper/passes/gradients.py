@@ -58,8 +58,8 @@ class _Reduction:
         self.keeping = bucketed.keeping[number]
         self.at = at
         self.dtype = accumulation_dtype(self.bucket.dtype)
-        self.terms = bucket_layout(draft, bucketed, number, over=PARTIAL, copies=PARTIAL)
-        self.shards = bucket_layout(draft, bucketed, number, over=Split(0), copies=PARTIAL)
+        self.terms = bucket_layout(bucketed, number, over=PARTIAL, copies=PARTIAL)
+        self.shards = bucket_layout(bucketed, number, over=Split(0), copies=PARTIAL)
 
     def run(self, contributions: list[tuple[Chunk, list[str]]]) -> str:
         zero = self.bucket.zero
@@ -161,14 +161,11 @@ class _Reduction:
         return self.draft.value(read)
 
 
-def bucket_layout(
-    draft: Draft, bucketed: Bucketed, number: int, *, over: Layout, copies: Layout
-) -> Layouts:
+def bucket_layout(bucketed: Bucketed, number: int, *, over: Layout, copies: Layout) -> Layouts:
     """How a flat tensor of a bucket lies; along axes that split parameters each rank has its own."""
     keeping = bucketed.keeping[number]
-    ways = dict.fromkeys(keeping.over, over) | dict.fromkeys(keeping.copies, copies)
-    ways |= {axis: STACKED for axis, _ in keeping.split}
-    return tuple((axis, ways[axis]) for axis in draft.logical.mesh.names if axis in ways)
+    ways = dict.fromkeys(keeping.axes, copies) | dict.fromkeys(keeping.over, over)
+    return tuple((ways | {axis: STACKED for axis, _ in keeping.split}).items())
 
 
 def bucket_type(draft: Draft, bucket: Bucket, layout: Layouts, dtype: str) -> TensorType:
@@ -238,7 +235,7 @@ def _shard(draft: Draft, bucketed: Bucketed, number: int, at: Slice) -> Value:
     """The rank's shard of a bucket: alone, or a part of the flat parameters that are kept whole."""
     bucket = bucketed.buckets[number]
     whole = at_slice(f"$flat.{bucket.name}", at)
-    layout = bucket_layout(draft, bucketed, number, over=Split(0), copies=REPLICATED)
+    layout = bucket_layout(bucketed, number, over=Split(0), copies=REPLICATED)
     shard = Value(
         at_slice(f"$shard.{bucket.name}", at),
         "shard",
@@ -248,7 +245,7 @@ def _shard(draft: Draft, bucketed: Bucketed, number: int, at: Slice) -> Value:
         bucket=number,
     )
     if bucket.zero < 3:
-        everywhere = bucket_layout(draft, bucketed, number, over=REPLICATED, copies=REPLICATED)
+        everywhere = bucket_layout(bucketed, number, over=REPLICATED, copies=REPLICATED)
         type = bucket_type(draft, bucket, everywhere, bucket.dtype)
         draft.value(Value(whole, "flat", type, everywhere, slice=at, bucket=number))
         shard = msgspec.structs.replace(shard, base=whole)

@@ -20,6 +20,7 @@ from piper.passes.bind import GetBodies, bind_bodies
 from piper.passes.buckets import Bucketed, make_buckets
 from piper.passes.clip import Clip, measure_norm
 from piper.passes.draft import Draft
+from piper.passes.early_messages import early_messages
 from piper.passes.emit import emit
 from piper.passes.gradients import hold_parameters, reduce_gradients, update_parameters
 from piper.passes.list_schedule import crossed_messages, schedule
@@ -151,6 +152,11 @@ def _emit(state: Lowering) -> None:
     state.classes, state.streams, state.groups = emit(state.graph, state.bucketed)
 
 
+def _early_messages(state: Lowering) -> None:
+    if state.device == "cpu":
+        state.classes = tuple(map(early_messages, state.classes))
+
+
 PASSES = (
     Pass("bind", _bind, close=False),  # chunks get their code; rows travel to their experts
     Pass("loss", _total_loss, close=False),  # sums over everything; what gradients are divided by
@@ -165,6 +171,7 @@ PASSES = (
     Pass("pace", _pace),  # gathers for each use; receives and reductions held in step
     Pass("verify", _verify),  # the physical graph is well-formed
     Pass("emit", _emit),  # slots, waits and frees of every class of ranks
+    Pass("messages", _early_messages),  # on a CPU, right behind what they wait for
 )
 
 

@@ -38,14 +38,7 @@ def resolve_optimizer(
     """The optimizer as data. A function of the user's is called with the model's parameters, all in
     their order, to see what it makes; those that are `trained` must be in it."""
     if isinstance(given, Optimizer):
-        _check_name(given.name)
-        try:
-            make_optimizer(given, [_small()])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise PlanError(
-                f"{given.name} does not take {given.options}: {error}",
-                legal=f"the arguments of torch.optim.{given.name}",
-            ) from None
+        check_optimizer(given)
         return given
     if not callable(given):
         raise PlanError(f"optimizer is {given!r}", legal=LEGAL)
@@ -64,6 +57,18 @@ def resolve_optimizer(
         raise PlanError(f"{_described(given)} {problem}", legal=_ONE_GROUP)
     group, _ = _stepping_groups(made, params, trained)[0]
     return Optimizer(name, _options(made, group))
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise PlanError unless torch makes an optimizer of this."""
+    _check_name(optimizer.name)
+    try:
+        make_optimizer(optimizer, [_small()])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PlanError(
+            f"{optimizer.name} does not take {optimizer.options}: {error}",
+            legal=f"the arguments of torch.optim.{optimizer.name}",
+        ) from None
 
 
 def _small() -> nn.Parameter:

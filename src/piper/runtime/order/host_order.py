@@ -1,18 +1,14 @@
-"""HostOrder: a Worker's tasks on the CPU, in dispatch order, with communication going on beside them.
-
-There a chunk holds the host until it is over, so messages start as soon as the plan lets them: one that
-stands behind a chunk it need not wait for would keep its peer waiting.
-"""
+"""HostOrder: a Worker's tasks on the CPU, as the plan dispatches them, communication going on beside."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from piper.plan.slots import Slot
-from piper.plan.tasks import Comm, Task
+from piper.plan.held_by import held_by
+from piper.plan.tasks import Comm
 from piper.runtime.failure.board import NOTHING, TASK, WAITS
 from piper.runtime.transport.transport import Pending
 from piper.runtime.worker.storages import out_of_memory
@@ -36,20 +32,20 @@ class HostOrder:
         self.worker = worker
         self.cells = worker.cells
         self.names = [task.name for task in tasks]
-        self.talks = [_talks(task) for task in tasks]
+        self.talks = [isinstance(task, Comm) for task in tasks]
         self.frees = [task.frees for task in tasks]
         # Communication under way, per stream.
         self.queues: list[deque[tuple[int, Pending]]] = [deque() for _ in worker.plan.streams]
-        before = _finished_before(tasks, worker.me.slots)
+        holders = held_by(tasks, worker.me.slots)
         self.table = [
             (
-                i,
-                worker.starts[i],
-                tuple((tasks[other].stream, other) for other in before[i]),
-                self.queues[tasks[i].stream],
-                tasks[i].frees,
+                index,
+                worker.starts[index],
+                tuple((tasks[other].stream, other) for other in holders[index]),
+                self.queues[task.stream],
+                task.frees,
             )
-            for i in _messages_early(tasks, before)
+            for index, task in enumerate(tasks)
         ]
 
     @contextlib.contextmanager
@@ -96,43 +92,3 @@ class HostOrder:
             self.cells[WAITS] = NOTHING
             for slot in self.frees[index]:
                 self.worker.free(slot)
-
-
-def _talks(task: Task) -> bool:
-    return isinstance(task, Comm)
-
-
-def _finished_before(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...]]:
-    """Per task, the communications that must be finished first: its waits, and earlier ones of its own
-    stream that touch the same memory (a stream runs in order, so that the plan has no wait for them)."""
-    found: list[tuple[int, ...]] = []
-    touched: dict[tuple[int, str, int], int] = {}  # stream and memory -> last communication
-    for index, task in enumerate(tasks):
-        places = []
-        for slot in (*task.reads, *task.writes, *task.frees):
-            pool = slots[slot].pool
-            places.append((task.stream, *(("pool", pool) if pool >= 0 else ("slot", slot))))
-        own = [touched[place] for place in places if place in touched]
-        found.append(tuple(dict.fromkeys((*task.waits, *own))))
-        if _talks(task):
-            touched.update(dict.fromkeys(places, index))
-    return found
-
-
-def _messages_early(tasks: Sequence[Task], before: Sequence[tuple[int, ...]]) -> list[int]:
-    """The order of dispatch with each message right behind the last task that it waits for. Streams keep
-    their order, what the host reads is before all that follows, as the plan takes for granted, and a
-    task that would hold the host until some communication ends stays in its place."""
-    place: list[tuple[int, int, int]] = []  # per task: behind which, and the order there
-    last: dict[int, int] = {}  # stream -> behind which task its latest one comes
-    read = -1
-    for index, task in enumerate(tasks):
-        behind = index
-        if task.blocks:
-            read = index
-        message = isinstance(task, Comm) and task.facts.is_message
-        if message and not any(_talks(tasks[i]) for i in before[index]):
-            behind = max(read, last.get(task.stream, -1), *before[index])
-        place.append((behind, behind != index, index))
-        last[task.stream] = behind
-    return sorted(range(len(tasks)), key=place.__getitem__)

@@ -1,0 +1,47 @@
+"""A job's file: plans and the texts of their bodies in, versioned JSON out; and back.
+
+The file is a plan's with two more fields: `piper check`, `explain` and `diff` read it as a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from piper.errors import PlanError
+from piper.plan.types import Plan, plan_from_json
+
+_LEGAL = "a file that job.save(path) or `piper plan FILE.py -o PLAN.json` wrote"
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """What is needed to run a plan and its evaluation."""
+
+    plan: Plan
+    bodies: dict[str, str]
+    evaluation: Plan | None
+
+
+class _Rest(msgspec.Struct):
+    """The fields beside those of the plan."""
+
+    code: dict[str, str] | None = None
+    evaluation: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def job_to_json(plan: Plan, bodies: Mapping[str, str], evaluation: Plan | None) -> bytes:
+    rest = _Rest(dict(bodies), msgspec.Raw(evaluation.to_json() if evaluation else b"null"))
+    return plan.to_json()[:-1] + b"," + msgspec.json.encode(rest)[1:]
+
+
+def job_from_json(data: bytes) -> JobFile:
+    plan = plan_from_json(data)
+    try:
+        rest = msgspec.json.decode(data, type=_Rest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanError(f"not a Piper job: {error}", legal=_LEGAL) from None
+    if rest.code is None:
+        raise PlanError("this is a plan without its bodies", legal=_LEGAL)
+    without = bytes(rest.evaluation) == b"null"
+    return JobFile(plan, rest.code, None if without else plan_from_json(bytes(rest.evaluation)))

@@ -1,0 +1,58 @@
+"""What plan and train have in common: options of lowering in, a Job out."""
+
+from __future__ import annotations
+
+import argparse
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from piper.plan.optimizers import KNOWN
+
+if TYPE_CHECKING:
+    from piper.api.job import Job
+    from piper.plan.types import Optimizer
+
+OPTIMIZERS = {name.lower(): name for name in KNOWN}
+LOWERING_OPTIONS = ("device", "precision", "clip", "optimizer", "lr", "seed")
+
+
+def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
+    group = parser.add_argument_group("training")
+    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
+    group.add_argument("--precision", choices=("bf16", "fp32"), help="default: as written")
+    group.add_argument("--clip", type=float, metavar="X", help="largest norm of all gradients")
+    group.add_argument(
+        "--optimizer",
+        choices=tuple(OPTIMIZERS),
+        metavar="NAME",
+        help="one of torch.optim (default: the file's optimizer(params), else adamw)",
+    )
+    group.add_argument("--lr", type=float, metavar="X", help="learning rate")
+    group.add_argument("--seed", type=int, help="of weights, dropout, order of data (default: 0)")
+    return group
+
+
+def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> Job:
+    """The job of a program under these options."""
+    job: Job = program.lower(
+        optimizer=optimizer_of(module, arguments, program),
+        device=arguments.device or "cpu",
+        seed=arguments.seed or 0,
+        clip=arguments.clip,
+        precision=arguments.precision,
+    )
+    return job
+
+
+def optimizer_of(module: ModuleType, arguments: argparse.Namespace, program: Any) -> Optimizer:
+    """That of the command line, else of the file, else AdamW; --lr is for any of them."""
+    from piper.plan.types import Optimizer
+
+    own = getattr(module, "optimizer", None)
+    if arguments.optimizer or own is None:
+        found = Optimizer(OPTIMIZERS[arguments.optimizer or "adamw"])
+    else:
+        found = program.source.optimizer(own)
+    if arguments.lr is None:
+        return found
+    return Optimizer(found.name, {**found.options, "lr": arguments.lr})

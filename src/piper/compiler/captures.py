@@ -1,0 +1,100 @@
+"""Captures: a program and a number of rows in; its capture there, recorded as rarely as can be, out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from piper.errors import TraceError
+from piper.frontend.capture import Capture, Recording, Step, alike, finish, record
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Captures:
+    """One recording with a symbolic number of rows serves all numbers that it holds for.
+
+    Code that looks at the number may not allow that: then it is recorded at each number by itself.
+    """
+
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        batch: Any,
+        step: Step,
+        *,
+        batch_size: int,
+        dtype: str,
+        training: bool,
+    ) -> None:
+        self.make_model = make_model
+        self.batch = batch
+        self.step = step
+        self.batch_size = batch_size
+        self.dtype = dtype
+        self.training = training
+        self._by_rows: dict[int, Capture] = {}
+        self._open: Recording | None = None  # with a symbolic number of rows
+        self._tried = False
+
+    def at(self, rows: int) -> Capture:
+        """The uncut program for batches of `rows` samples; nodes have the same names at any number."""
+        if rows not in self._by_rows:
+            self._by_rows[rows] = self._derived(rows) or self._recorded(rows)
+        return self._by_rows[rows]
+
+    def _derived(self, rows: int) -> Capture | None:
+        """By the one recording, if it holds for so many rows."""
+        if not self._tried:
+            self._tried = True
+            try:
+                self._open = self._record(self.batch_size, any_rows=self.batch_size > 1)
+            except TraceError:  # without a symbol it may work; else that says why not
+                return None
+        if self._open is None or not self._open.holds_at(rows):
+            return None
+        try:
+            return finish(self._open, rows)
+        except TraceError:
+            raise
+        except Exception:  # operators that refuse these shapes: recorded there, it says where
+            return None
+
+    def _recorded(self, rows: int) -> Capture:
+        capture = finish(self._record(rows, any_rows=False), rows)
+        if self._open is None or rows == self.batch_size:
+            return capture
+        return self._renamed(capture, rows)
+
+    def _renamed(self, capture: Capture, rows: int) -> Capture:
+        """With the names of the one recording, whose numbers left gaps: Values are known by name."""
+        whole = self.at(self.batch_size)
+        twin = capture
+        if not alike(whole, capture):
+            # Another code at this number, perhaps only inside of chunks. What has one name in both:
+            twin = finish(self._record(self.batch_size, any_rows=False), self.batch_size)
+        if alike(whole, twin):
+            pairs = zip(twin.graph.nodes, whole.graph.nodes, strict=True)
+            _rename(capture, {mine.name: theirs.name for mine, theirs in pairs})
+        return capture
+
+    def _record(self, rows: int, *, any_rows: bool) -> Recording:
+        return record(
+            self.make_model,
+            self.batch,
+            self.step,
+            rows=rows,
+            any_rows=any_rows,
+            dtype=self.dtype,
+            training=self.training,
+        )
+
+
+def _rename(capture: Capture, names: Mapping[str, str]) -> None:
+    taken = set(names.values())
+    for node in capture.graph.nodes:
+        if node.name in names:
+            node.name = names[node.name]
+        elif node.name in taken:
+            node.name = f"{node.name}_"

@@ -1,0 +1,119 @@
+"""any_rows: a step recorded with a symbolic number of rows in; its graph at one number out.
+
+Dynamo notes as guards what it has assumed of the number. At a number that keeps them all, the recorded
+calls are those of a recording at that number. Sizes, and what is computed from them, are then numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+import torch._refs
+import torch.utils._pytree as pytree
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from piper.bodies.leaves import tensors_in
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (bool, int, float)
+# What Dynamo records for a function when an argument is symbolic -> that function.
+_WITH_NUMBERS: dict[Any, Any] = {torch._refs.tensor: torch.tensor}
+
+
+def leave_rows_open(leaves: Iterable[Tensor]) -> None:
+    """Ask Dynamo to keep dim 0 symbolic, where it can."""
+    for leaf in leaves:
+        torch._dynamo.maybe_mark_dynamic(leaf, 0)
+
+
+def depends_on_data(value: Any) -> bool:
+    """Whether a node's result is a number, or has a shape, that depends on what is in the batch."""
+    symbols = [value] if isinstance(value, _SYMBOLIC) else []
+    symbols += [n for t in tensors_in(value) for n in t.shape if isinstance(n, torch.SymInt)]
+    return any(free_unbacked_symbols(symbol) for symbol in symbols)
+
+
+class RowSymbol:
+    """The number of rows of a recorded batch, and what was assumed of it."""
+
+    def __init__(self, leaves: Sequence[Tensor], *, recorded_at: int) -> None:
+        self.recorded_at = recorded_at
+        self._sizes = [leaf.shape[0] for leaf in leaves]
+
+    def covers(self, rows: int) -> bool:
+        """Whether the recording is that of a batch with so many rows."""
+        if rows == self.recorded_at:
+            return True
+        if rows < 2 or not self._sizes:  # torch takes a size of 0 or 1 for a constant
+            return False
+        if not all(isinstance(size, torch.SymInt) for size in self._sizes):
+            return False
+        env: ShapeEnv = self._sizes[0].node.shape_env
+        symbols = {env.replace(size.node.expr) for size in self._sizes}
+        if not all(isinstance(symbol, sympy.Symbol) for symbol in symbols):
+            return False
+        if not all(_within(rows, env.var_to_range[symbol]) for symbol in symbols):
+            return False
+        number = dict.fromkeys(symbols, sympy.Integer(rows))
+        assumed = (env.replace(guard.expr).xreplace(number) for guard in env.guards)
+        return all(condition == sympy.true for condition in assumed)
+
+
+def _within(rows: int, range_: ValueRanges[sympy.Expr]) -> bool:
+    return bool(range_.lower <= rows) and bool(rows <= range_.upper)
+
+
+def at_rows(
+    graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor]
+) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
+    """The graph for inputs of one size, in which numbers stand for what computes them, and what became
+    of each node. Its nodes hold the results of a run on the inputs."""
+    root = torch.nn.Module()
+    for name, constant in constants.items():
+        root.register_buffer(name, constant)
+    run = _Run(root, graph)
+    with torch.enable_grad():
+        run.run(*inputs)
+    copies: dict[fx.Node, Any] = {}
+    result = fx.Graph()
+    for node in graph.nodes:
+        value = run.results[node]
+        if node.op.startswith("call") and _is_number(value):
+            copies[node] = tuple(value) if isinstance(value, torch.Size) else value
+        elif node.op.startswith("call") and not run.tensors(node):
+            copies[node] = None  # a check of numbers, which hold here
+        else:
+            args, kwargs = (fx.map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
+            target = _WITH_NUMBERS.get(node.target, node.target)
+            copies[node] = result.create_node(node.op, target, args, kwargs, node.name)
+            copies[node].meta = dict(node.meta)
+            if node.op != "output":
+                copies[node].meta["example_value"] = value
+    return result, {old: new for old, new in copies.items() if isinstance(new, fx.Node)}
+
+
+class _Run(fx.Interpreter):
+    def __init__(self, module: torch.nn.Module, graph: fx.Graph) -> None:
+        super().__init__(module, garbage_collect_values=False, graph=graph)
+        self.results: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        # As it is now: a change in place may give a tensor another shape later.
+        self.results[n] = pytree.tree_map_only(Tensor, Tensor.detach, result)
+        return result
+
+    def tensors(self, node: fx.Node) -> bool:
+        """Whether a node reads or makes a tensor."""
+        return any(tensors_in(self.results[n]) for n in (node, *node.all_input_nodes))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return bool(value) and all(map(_is_number, value))
+    return isinstance(value, _NUMBERS)
