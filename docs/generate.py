@@ -88,14 +88,14 @@ def _refusal(file: str, program: str, printed: str) -> Refusal:
     title = (ast.get_docstring(ast.parse(program)) or "").rstrip(".")
     body = re.sub(r'\A""".*?"""\s*', "", program, flags=re.S)
     body = re.sub(r"^from _model import .*\n+", "", body, flags=re.M)
-    found = re.match(r"(\w+Error): (?:(\w+) \()?", printed)
+    head = re.match(r"(\w+Error): (?:(\w+) \()?", printed)
     legal = re.search(r"^  legal: (.*)", printed, re.M | re.S)
-    kind = found[1] if found and _class(found[1]) else OWN
+    kind = head[1] if head and _class(head[1]) else OWN
     return Refusal(
         file=file,
         title=title,
         kind=kind,
-        directive=(found[2] or "") if found else "",
+        directive=(head[2] or "") if head else "",
         program=body.strip(),
         printed=printed.rstrip(),
         legal=" ".join(legal[1].split()) if legal else "",
@@ -198,8 +198,8 @@ def errors_page(refused: list[Refusal]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _is_error(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, piper.errors.PiperError)
+def _is_error(member: object) -> bool:
+    return isinstance(member, type) and issubclass(member, piper.errors.PiperError)
 
 
 def _anchor(title: str) -> str:
@@ -210,11 +210,11 @@ def _anchor(title: str) -> str:
 def pages() -> dict[str, str]:
     """All generated pages by their path under docs/."""
     refused = refusals()
-    found = {f"directives/{name}.md": directive_page(name, refused) for name in directives()}
-    found["directives/README.md"] = index_page()
-    found["errors.md"] = errors_page(refused)
-    found["one_tensor.md"] = one_tensor.page(NOTE)
-    return found
+    by_path = {f"directives/{name}.md": directive_page(name, refused) for name in directives()}
+    by_path["directives/README.md"] = index_page()
+    by_path["errors.md"] = errors_page(refused)
+    by_path["one_tensor.md"] = one_tensor.page(NOTE)
+    return by_path
 
 
 def docstrings() -> dict[Path, str]:
@@ -229,14 +229,14 @@ def docstrings() -> dict[Path, str]:
 def main() -> int:
     for path, text in docstrings().items():
         path.write_text(text)
-    found = pages()
+    by_path = pages()
     (DOCS / "directives").mkdir(exist_ok=True)
     for stale in DOCS.glob("directives/*.md"):
-        if str(stale.relative_to(DOCS)) not in found:
+        if str(stale.relative_to(DOCS)) not in by_path:
             stale.unlink()
-    for path, text in found.items():
+    for path, text in by_path.items():
         (DOCS / path).write_text(text)
-    print(f"wrote {len(found)} pages")
+    print(f"wrote {len(by_path)} pages")
     return 0
 
 

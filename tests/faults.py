@@ -11,6 +11,7 @@ import msgspec
 from piper.check import World, compressed, expanded
 from piper.check.proofs.limit import peaks
 from piper.ir.communication import COMMUNICATION
+from piper.plan.memory_use import memory_use
 from piper.plan.slots import STAYING
 from piper.plan.tasks import Add, Task
 from piper.plan.types import Plan, RankClass
@@ -235,6 +236,7 @@ def reused_early(plan: Plan) -> Iterator[Fault]:
     """A task writes where another slot is still in use; all users of its own slot go there too."""
     for number, part in enumerate(plan.classes):
         based = {slot.base for slot in part.slots}
+        use = memory_use(part.slots, part.tasks)
         live: list[int] = []
         for task in part.tasks:
             for slot in task.writes:
@@ -242,8 +244,8 @@ def reused_early(plan: Plan) -> Iterator[Fault]:
                 if known.kind == "temp" and slot not in based:
                     for other in live:
                         like = part.slots[other]
-                        same = (like.shape, like.dtype, like.bound, like.memory)
-                        if same == (known.shape, known.dtype, known.bound, known.memory):
+                        same = (like.shape, like.dtype, like.bound, use[other])
+                        if same == (known.shape, known.dtype, known.bound, use[slot]):
                             if other not in task.reads:
                                 tasks = [with_slots(t, {slot: other}) for t in part.tasks]
                                 yield fault(with_tasks(plan, number, tasks), "memory", task.name)
@@ -356,7 +358,8 @@ def lost_add(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan, "add"):
         for slot in task.reads:
             makers = [i for i, t in enumerate(part.tasks[:index]) if slot in t.writes]
-            if part.slots[slot].memory != "gradients" or slot not in task.frees or not makers:
+            use = memory_use(part.slots, part.tasks)[slot]
+            if use != "gradients" or slot not in task.frees or not makers:
                 continue
             tasks = list(part.tasks)
             keep = [i for i, s in enumerate(task.reads) if s != slot]
@@ -469,17 +472,15 @@ def _with_pools(plan: Plan, number: int, pools: dict[int, int]) -> Plan:
 def shared_while_in_use(plan: Plan) -> Iterator[Fault]:
     """A communication writes the buffer of a slot that is not freed yet."""
     for number, part in enumerate(plan.classes):
+        use = memory_use(part.slots, part.tasks)
         live: list[int] = []
         for task in part.tasks:
             for slot in task.writes:
                 known = part.slots[slot]
                 for other in live if known.pool >= 0 else ():
                     like = part.slots[other]
-                    if (like.shape, like.dtype, like.memory) == (
-                        known.shape,
-                        known.dtype,
-                        known.memory,
-                    ):
+                    same = (like.shape, like.dtype, use[other])
+                    if same == (known.shape, known.dtype, use[slot]):
                         changes = _with_pools(plan, number, {slot: like.pool})
                         yield fault(changes, "pools", task.name)
                 if known.pool >= 0:
@@ -508,16 +509,17 @@ def unlike_buffer(plan: Plan) -> Iterator[Fault]:
     """A slot of another size or kind, or what a chunk writes, is put into a buffer."""
     for number, part in enumerate(plan.classes):
         pooled = {i: s for i, s in enumerate(part.slots) if s.pool >= 0}
+        use = memory_use(part.slots, part.tasks) if pooled else []
         for task in part.tasks if pooled else ():
             for slot in task.writes:
                 known = part.slots[slot]
                 if known.base >= 0 or known.kind in ("param", "host"):
                     continue
-                for other in list(pooled.values())[:3]:
+                for like, other in list(pooled.items())[:3]:
                     wrong = task.kind == "run" or known.kind == "gathered"
                     if slot in pooled:
-                        size = (known.shape, known.dtype, known.memory)
-                        wrong = size != (other.shape, other.dtype, other.memory)
+                        size = (known.shape, known.dtype, use[slot])
+                        wrong = size != (other.shape, other.dtype, use[like])
                     if wrong:
                         changes = _with_pools(plan, number, {slot: other.pool})
                         yield fault(changes, "pools", task.name)

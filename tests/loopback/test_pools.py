@@ -8,6 +8,7 @@ import torch
 
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.plan.memory_use import memory_use
 from piper.plan.types import Plan
 from piper.runtime.worker.worker import Worker
 from piper.training.verify import train_one_device
@@ -59,10 +60,10 @@ def _one_buffer(plan: Plan) -> Plan:
     for part in plan.classes:
         first: dict[object, int] = {}
         slots = [
-            msgspec.structs.replace(s, pool=first.setdefault((s.shape, s.dtype, s.memory), s.pool))
+            msgspec.structs.replace(s, pool=first.setdefault((s.shape, s.dtype, use), s.pool))
             if s.pool >= 0
             else s
-            for s in part.slots
+            for s, use in zip(part.slots, memory_use(part.slots, part.tasks), strict=True)
         ]
         classes.append(msgspec.structs.replace(part, slots=tuple(slots)))
     return msgspec.structs.replace(plan, classes=tuple(classes))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils.flop_counter import flop_registry
 
 import piper
@@ -24,7 +24,7 @@ from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
 from tests.loopback.pools import loopback
-from tests.loopback.storages import live, unique_bytes
+from tests.loopback.storages import unique_bytes
 from tests.zoo import ADAMW, WIDTH, batches_of, program_of, reference_of
 
 pytestmark = pytest.mark.xdist_group("recompute")  # its jobs are made once
@@ -49,12 +49,17 @@ def _planned(job: Job) -> int:
     return sum(size for name, size in names if name.startswith("$saved."))
 
 
+def _saved(worker: Worker) -> list[Tensor]:
+    pairs = zip(worker.use, worker.slots, strict=True)
+    return [tensor for use, tensor in pairs if use == "saved" and isinstance(tensor, Tensor)]
+
+
 def _measured(job: Job, name: str) -> int:
     """The most bytes, summed over ranks, of storages that only backwards still read."""
     most: dict[int, int] = defaultdict(int)
 
     def look(worker: Worker) -> None:
-        saved = unique_bytes(live(worker, lambda slot: slot.memory == "saved"))
+        saved = unique_bytes(_saved(worker))
         most[worker.me.rank] = max(most[worker.me.rank], saved)
 
     run = Run(job.plan, loopback(job.plan, job.bodies, observe=look))

@@ -296,7 +296,7 @@ def _masters(job: Job, run: Run) -> dict[str, torch.Tensor]:
     found = {}
     for number, bucket in enumerate(job.plan.buckets):
         parts = [[m.detach() for m in worker.updaters[number].masters] for worker in workers]
-        if bucket.zero == 0:
+        if not bucket.over:
             found |= dict(zip(bucket.params, parts[0], strict=True))
             continue
         flat = torch.cat([part[0] for part in parts])

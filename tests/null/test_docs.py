@@ -46,6 +46,19 @@ def test_the_python_of_the_page_runs() -> None:
     assert names["same"].num_stages == 2
 
 
+@pytest.mark.xdist_group("moe")
+def test_the_directive_of_the_page_works() -> None:
+    page = (DOCS / "adding_a_directive.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict = {"where": piper.where}
+    exec(compile(code, "adding_a_directive.md", "exec"), names)
+    job = program_of("moe").apply(names["strategy"]).lower()
+    sent = {comm.stream.partition(":")[0] for comm in job.graph.comms if comm.comm == "send"}
+    assert sent == {"fast"}
+    with pytest.raises(piper.PiperError, match=r"route .*no stream is called 'fst'"):
+        program_of("moe").apply(lambda s: s.route(piper.where(), stream="fst"))
+
+
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
     spec = importlib.util.spec_from_file_location("piper_docs", DOCS / "generate.py")

@@ -10,6 +10,7 @@ from piper.check import check_plan, compressed
 from piper.check.proofs.limit import peaks
 from piper.passes.shared_buffers import share_buffers
 from piper.plan.local_order import Local
+from piper.plan.memory_use import memory_use
 from piper.plan.slots import Slot
 from piper.plan.summary import slot_bytes
 from piper.plan.tasks import Task
@@ -128,7 +129,7 @@ def test_slots_of_a_buffer_never_meet(name: str) -> None:
                 uses.setdefault(used, []).append(index)
         assert set(sharing) == set(range(len(sharing))), "numbers without gaps"
         for slots in sharing.values():
-            assert len({(slot_bytes(part.slots[s]), part.slots[s].memory) for s in slots}) == 1
+            assert len({(slot_bytes(part.slots[s]), local.use[s]) for s in slots}) == 1
             turns = sorted(slots, key=lambda s: uses[s][0])
             for one, other in itertools.pairwise(turns):
                 for a in uses[one]:
@@ -138,9 +139,10 @@ def test_slots_of_a_buffer_never_meet(name: str) -> None:
 def test_a_buffer_counts_once_and_all_the_time() -> None:
     plan = plan_of("pp4")
     for part, peak in zip(plan.classes, peaks(compressed(plan)), strict=True):
-        buffers = {slot.pool: slot for slot in part.slots if slot.pool >= 0}
+        use = memory_use(part.slots, part.tasks)
+        buffers = {slot.pool: (slot, use[i]) for i, slot in enumerate(part.slots) if slot.pool >= 0}
         for memory in ("saved", "buffers"):
-            least = sum(slot_bytes(slot) for slot in buffers.values() if slot.memory == memory)
+            least = sum(slot_bytes(slot) for slot, use in buffers.values() if use == memory)
             assert peak.by_category[memory] >= least > 0 or least == 0
         assert sum(peak.by_category.values()) == peak.total
 

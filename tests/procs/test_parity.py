@@ -2,8 +2,10 @@
 
 import pytest
 
+from piper import Schedule, where
 from piper.training.verify import compare
 from tests.matrix import AXES, EXPERTS, MODEL, SCHEDULE, ZERO, Cell
+from tests.null.test_outside_directive import Speak
 from tests.procs.conftest import GetPool
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
@@ -42,6 +44,24 @@ def test_other_models_train_like_one_device(
     job = program_of(name).apply(strategy_of(degrees, schedule)).lower(optimizer=ADAMW)
     with job.launch(pool(size)) as run:
         errors = compare(run, batches_of(name), reference_of(name, job))
+    assert errors.exact, errors
+
+
+def test_workers_need_not_know_the_directives_of_a_strategy(pool: GetPool) -> None:
+    """This one is defined in a test; workers have only the plan."""
+
+    def strategy(s: Schedule) -> None:
+        mesh = s.mesh(pp=2)
+        s.stream("fast")
+        for stage in range(2):
+            s.place(where(PP=stage), mesh.at(pp=stage))
+        s.speak(where(PP=1), on="fast")
+        s.split(where(), "MB", 8)
+
+    job = program_of("moe").apply(strategy).lower(optimizer=ADAMW)
+    assert isinstance(job.plan.history[4].directive, Speak)
+    with job.launch(pool(2)) as run:
+        errors = compare(run, batches_of("moe"), reference_of("moe", job))
     assert errors.exact, errors
 
 

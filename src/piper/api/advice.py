@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from piper.directives.replicate import Replicate
 from piper.errors import OutOfMemory
 from piper.plan.types import Plan
 
@@ -30,7 +31,8 @@ def advice(held: Mapping[str, int], taken: Collection[str] = ()) -> str | None:
 
 def taken_in(plan: Plan) -> set[str]:
     """Uses of memory that the strategy has cut already."""
-    level = min((bucket.zero for bucket in plan.buckets), default=0)
+    directives = [record.directive for record in plan.history]
+    level = min((d.zero for d in directives if isinstance(d, Replicate)), default=0)
     found = {use for use, needed in _ZERO.items() if level >= needed}
     if any(record.directive.kind == "recompute" for record in plan.history):
         found.add("saved")

@@ -14,7 +14,7 @@ from piper.plan.types import Plan
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves
-from piper.runtime.worker.assemble import differing_copies, whole_tensors
+from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,6 +155,11 @@ class Run:
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""
         return whole_tensors(self.plan, "grad", self._open().tensors("grad"))
+
+    def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """Per trained parameter, what its optimizer keeps, whole and by torch's names, such as
+        `exp_avg`; before the first step, nothing."""
+        return whole_state(self.plan, self.workers.tensors("state"))
 
     def differing_replicas(self) -> list[str]:
         """Names of parameters whose copies are not bit-equal; empty is right."""

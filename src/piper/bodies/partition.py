@@ -231,8 +231,8 @@ class _Cut:
         for node in self.joint.graph.nodes:
             ref = self._given(node) if node in needed and node not in copies else None
             if ref is not None and ref not in half.inputs:
-                given = self._twin.get(node, node)
-                copies[given] = _placeholder(half.graph, given)
+                source = self._twin[node] if node in self._twin else node
+                copies[source] = _placeholder(half.graph, source)
                 half.inputs.append(ref)
         for node in needed & self._twin.keys():
             if node not in copies:

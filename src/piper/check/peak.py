@@ -59,7 +59,7 @@ class _Ledger:
 
     def __init__(self, world: World, party: Party) -> None:
         self.party = party
-        self.root = world.local(party).root
+        self.root, self.use = world.local(party).root, world.local(party).use
         self.size = [slot_bytes(s) if s.base < 0 else 0 for s in party.slots]
         self.alive = [s.kind in STAYING | FILLED for s in party.slots]
         self._make_buffers()
@@ -120,7 +120,7 @@ class _Ledger:
         found = dict.fromkeys(CATEGORIES, 0)
         found["optimizer"], found["inside"] = self.optimizer, self.inside
         for size, slot in self.largest():
-            found[self.party.slots[slot].memory] += size
+            found[self.use[slot]] += size
         return found
 
     def largest(self) -> list[tuple[int, int]]:

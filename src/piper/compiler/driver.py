@@ -24,6 +24,7 @@ from piper.frontend.traced import Traced
 from piper.ir.graph import Graph
 from piper.ir.graph_text import graph_to_text
 from piper.ir.history import Record
+from piper.ir.layouts import Split
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.mesh import Mesh
@@ -167,7 +168,9 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
     run_passes(state)
     logical, bucketed, classes = state.logical, state.bucketed, state.classes
     tensors = {
-        name: msgspec.structs.replace(tensor, trainable=bucketed.trains(name))
+        name: msgspec.structs.replace(
+            tensor, trainable=bucketed.trains(name), cut=_cut(logical, name)
+        )
         for name, tensor in source.tensors.items()
     }
     used = {t.body for found in classes for t in found.tasks if isinstance(t, Run)}
@@ -198,6 +201,14 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
     state.seconds["prove"] = time.perf_counter() - begin
     texts = {name: source.bodies.texts[name] for name in plan.bodies}
     return Lowered(source, state.graph, plan, texts, report, bucketed, state.seconds)
+
+
+def _cut(logical: Graph, name: str) -> tuple[tuple[str, int], ...]:
+    """The axes that cut a tensor of the model, each with its dim."""
+    value = logical.values.get(name)
+    layout = value.layout if value is not None else ()
+    ways = ((axis, way.dim) for axis, way in layout if isinstance(way, Split))
+    return tuple((axis, dim) for axis, dim in ways if dim is not None)
 
 
 def _model_flops(

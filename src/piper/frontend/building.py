@@ -102,7 +102,8 @@ def _replacing_parameters() -> Iterator[None]:
         depth += 1
         for child in module.children() if recurse else ():
             child._apply(function)
-        for held in (module._parameters, module._buffers):
+        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for held in stores:
             for name, tensor in held.items():
                 if tensor is not None:
                     held[name] = convert(tensor, function)
@@ -111,8 +112,8 @@ def _replacing_parameters() -> Iterator[None]:
             replaced.clear()
         return module
 
-    nn.Module._apply = apply
+    nn.Module._apply = apply  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Module._apply = original
+        nn.Module._apply = original  # type: ignore[method-assign]

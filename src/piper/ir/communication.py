@@ -41,6 +41,7 @@ class CommunicationKind:
     let the host say how many rows go to whom. `carries(brought, left, ranks)` are the bytes that a
     rank's link carries. A kind `of_a_step` belongs to a step's state: it may come last, where others
     follow from one chunk and are waited for. A `paced` one starts shortly before its result is read.
+    A collective is the change between two layouts (`ir/layouts.py`), unless it `keeps_layout`.
     """
 
     name: str
@@ -54,6 +55,7 @@ class CommunicationKind:
     by_rows: bool = False
     of_a_step: bool = False
     paced: bool = False
+    keeps_layout: bool = False
 
     @property
     def is_message(self) -> bool:

@@ -85,8 +85,8 @@ class Directive(
         converted = {}
         for field in msgspec.structs.fields(type(self)):
             try:
-                given = getattr(self, field.name)
-                converted[field.name] = msgspec.convert(given, field.type, strict=True)
+                argument = getattr(self, field.name)
+                converted[field.name] = msgspec.convert(argument, field.type, strict=True)
             except msgspec.ValidationError:
                 continue  # the rewrite refuses it in its own words; else `mistyped` does
         return msgspec.structs.replace(self, **converted)

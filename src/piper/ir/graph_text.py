@@ -11,7 +11,7 @@ What a line does not spell out stands in braces as JSON.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -23,7 +23,7 @@ from piper.ir.values import Value
 from piper.mesh import Slice
 
 _HEADER = ("mesh", "streams", "splits", "orders", "edges", "overlaps", "loss", "count")
-_KINDS = ("chunk", "comm", "accumulate", "read", "norm", "update", "settle")
+_KINDS = tuple(kind.__struct_config__.tag for kind in get_args(Node))
 _NODE = re.compile(
     r"(?P<kind>\w+) (?P<name>\S+) \((?P<inputs>.*?)\) -> \((?P<outputs>.*?)\)"
     r"(?: at (?P<slice>\S+))? on (?P<stream>\S+)(?: (?P<rest>\{.*\}))?$"

@@ -73,10 +73,10 @@ def select(graph: Graph, selector: Selector, *, call: Call) -> list[str]:
                 details=[f"in {selector}"],
                 legal=_legal(known),
             )
-    found = [name for name in _candidates(graph, selector) if selector.matches(graph.nodes[name])]
-    if not found:
+    names = [name for name in _candidates(graph, selector) if selector.matches(graph.nodes[name])]
+    if not names:
         raise SelectError(f"{selector} selects nothing", call=call, legal=_legal(known))
-    return found
+    return names
 
 
 def _candidates(graph: Graph, selector: Selector) -> list[str]:

@@ -59,8 +59,6 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     base: str = ""
     offset: int = 0
     bucket: int = -1
-    uses: int = 0
-    ahead: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -100,9 +100,16 @@ def _verify_layouts(graph: Graph) -> None:
     """Every collective is a row of the table of changes, and terms lie as the sum does."""
     values, mesh = graph.values, graph.mesh
     for node in graph.nodes.values():
-        if isinstance(node, Comm) and node.comm not in ("send", "recv"):
+        if isinstance(node, Comm):
+            kind = communication(node.comm)
+            if kind.is_message:
+                continue
             made, read = values[node.inputs[0]].layout, values[node.outputs[0]].layout
             change, axes = change_between(made, read, mesh)
+            if kind.keeps_layout and change:
+                _broken("a collective changes the layout that it keeps", node.name)
+            elif kind.keeps_layout:
+                continue
             if (change or "all_reduce", axes) != (node.comm, node.group.over):
                 _broken("a collective is not the change between its layouts", node.name)
         elif isinstance(node, Accumulate):

@@ -219,10 +219,8 @@ def _layout(
         offsets=tuple(offsets),
         size=math.ceil(end / step) * step,
         dtype=types[0].dtype,
-        zero=keeping.zero,
         slices=tuple(sorted(like.slices)),
         over=keeping.over,
         copies=keeping.copies,
-        split_over=tuple(axis for axis, _ in keeping.split),
         trained=like.trained,
     )

@@ -7,7 +7,6 @@ from collections import defaultdict
 import msgspec
 
 from piper.ir.graph import Graph, Stream
-from piper.ir.layouts import Split
 from piper.ir.nodes import COMPUTE, Node
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
@@ -16,8 +15,8 @@ from piper.passes.node_tasks import Numbering, make_task
 from piper.passes.shared_buffers import share_buffers
 from piper.passes.waits import waits_of
 from piper.plan.keys import KEY
-from piper.plan.slots import STAYING, Memory, Slot
-from piper.plan.tasks import Run, Task, sends
+from piper.plan.slots import STAYING, Slot
+from piper.plan.tasks import Task, sends
 from piper.plan.types import RankClass
 
 _KINDS = {
@@ -32,15 +31,6 @@ _KINDS = {
     "gradient": "grad",
     "sum": "sum",
     "splits": "host",
-}
-_MEMORY: dict[str, Memory] = {
-    "param": "parameters",
-    "flat": "parameters",
-    "shard": "parameters",
-    "gathered": "gathered",
-    "gradient": "gradients",
-    "param_grad": "gradients",
-    "saved": "saved",
 }
 
 
@@ -99,7 +89,7 @@ class _Emitter:
         frees = self._frees(drafts)
         after = self._dependencies(drafts, frees)
         results = self._results(at)
-        slots = self._with_memory(drafts)
+        slots = self.slots
         buffers = share_buffers(slots, drafts, frees, after, keep=results.values())
         for slot, buffer in buffers.items():
             slots[slot] = msgspec.structs.replace(slots[slot], pool=buffer)
@@ -119,18 +109,6 @@ class _Emitter:
                 places = [self.position[name] for name in turns]
                 found.append(tuple(range(min(places), max(places) + 1)))
         return tuple(found)
-
-    def _with_memory(self, tasks: list[Task]) -> list[Slot]:
-        """Activations that a backward reads count as saved, like what was made for it."""
-        runs = [task for task in tasks if isinstance(task, Run)]
-        kept = {slot for task in runs if task.phase != "F" for slot in task.inputs}
-        made = {slot for t in runs if t.phase == "F" for slot in (*t.inputs, *t.outputs)}
-        return [
-            msgspec.structs.replace(slot, memory="saved")
-            if index in kept and index in made and slot.kind == "temp" and slot.memory == "buffers"
-            else slot
-            for index, slot in enumerate(self.slots)
-        ]
 
     def _results(self, at: Slice) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -163,14 +141,6 @@ class _Emitter:
             source = value.of.partition("[")[0].removeprefix(KEY)
         elif value.role == "param_grad" and value.bucket < 0:
             source = value.of
-        split_over: tuple[str, ...] = ()
-        if kind == "param":
-            split_over = tuple(axis for axis, layout in value.layout if isinstance(layout, Split))
-        elif kind == "shard":
-            split_over = self.bucketed.buckets[value.bucket].over
-        memory = _MEMORY.get(value.role, "buffers")
-        if kind == "sum" and value.bucket >= 0:
-            memory = "gradients"
         return Slot(
             name=value.name,
             kind=kind,
@@ -178,14 +148,10 @@ class _Emitter:
             dtype=value.dtype,
             source=source,
             microbatch=_microbatch(self.graph, value.of) if kind in ("batch", "key") else 0,
-            split_over=split_over,
             bound=value.type.bound,
             base=base,
             offset=value.offset,
             bucket=value.bucket,
-            memory=memory,
-            uses=value.uses,
-            ahead=value.ahead,
         )
 
     def _root(self, slot: int) -> int:

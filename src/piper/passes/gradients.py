@@ -62,7 +62,7 @@ class _Reduction:
         self.shards = bucket_layout(bucketed, number, over=Split(0), copies=PARTIAL)
 
     def run(self, contributions: list[tuple[Chunk, list[str]]]) -> str:
-        zero = self.bucket.zero
+        zero = self.keeping.zero
         if zero == 0:
             total = self._value("$grad", "gradient", self.terms)
             self._sum_all(contributions, total)
@@ -84,7 +84,7 @@ class _Reduction:
     def _sum_all(self, contributions: list[tuple[Chunk, list[str]]], total: str) -> None:
         """Each backward adds what it has as soon as it has it."""
         for node, names in contributions:
-            suffix = "" if self.bucket.zero == 0 else f">{self.bucket.name}"
+            suffix = "" if self.keeping.zero == 0 else f">{self.bucket.name}"
             self._add(f"add>{node.name}{suffix}>{total}", names, total, node.tags)
         if not contributions:
             self._add(f"zeros>{total}", [], total, ())
@@ -198,7 +198,7 @@ def update_parameters(
                     outputs=stepped,
                     slice=at,
                     origin=bucketed.keeping[number].origin,
-                    params=(*(params if bucket.zero < 3 else ()), gradient),
+                    params=(*(params if bucketed.keeping[number].zero < 3 else ()), gradient),
                     bucket=number,
                     count=divisor.count,
                     clip=clip.largest if clip and not clip.late else None,
@@ -207,14 +207,14 @@ def update_parameters(
             )
             if clip and clip.late:
                 stepped = settle(draft, number, bucket, at, stepped, clip, divisor)
-            if bucket.zero in (1, 2):
+            if bucketed.keeping[number].zero in (1, 2):
                 _gather(draft, bucketed, number, at, stepped[0])
 
 
 def hold_parameters(draft: Draft, bucketed: Bucketed) -> None:
     """Give every bucket that is kept flat, or in shards, its memory, without changing any."""
     for number, bucket in enumerate(bucketed.buckets):
-        for at in bucket.slices if bucket.zero else ():
+        for at in bucket.slices if bucketed.keeping[number].zero else ():
             _shard(draft, bucketed, number, at)
 
 
@@ -222,7 +222,7 @@ def _stepped(
     draft: Draft, bucketed: Bucketed, number: int, at: Slice, params: tuple[str, ...]
 ) -> tuple[str, ...]:
     """What an Update writes: the parameters, or the rank's shard of them."""
-    if bucketed.buckets[number].zero == 0:
+    if bucketed.keeping[number].zero == 0:
         return tuple(
             draft.like(draft.values[name], f"{name}~new", at, role="updated", place=name)
             for name in params
@@ -244,7 +244,7 @@ def _shard(draft: Draft, bucketed: Bucketed, number: int, at: Slice) -> Value:
         slice=at,
         bucket=number,
     )
-    if bucket.zero < 3:
+    if bucketed.keeping[number].zero < 3:
         everywhere = bucket_layout(bucketed, number, over=REPLICATED, copies=REPLICATED)
         type = bucket_type(draft, bucket, everywhere, bucket.dtype)
         draft.value(Value(whole, "flat", type, everywhere, slice=at, bucket=number))

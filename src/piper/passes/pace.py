@@ -121,7 +121,7 @@ class _Pacing:
         return value.role == "sum" and value.bucket >= 0 and self._zero(value.bucket) > 1
 
     def _zero(self, bucket: int) -> int:
-        return self.bucketed.buckets[bucket].zero
+        return self.bucketed.keeping[bucket].zero
 
     def bound_sums(self, packs: list[str]) -> None:
         """Reduce a sum as soon as it is there, and start no further one before that is over; but what
@@ -217,8 +217,6 @@ class _Pacing:
             laid(shard.layout, bucket.over, REPLICATED),
             slice=at,
             bucket=gather.bucket,
-            uses=keeping.reuse,
-            ahead=keeping.prefetch,
         )
         self.values[whole.name] = whole
         parts = {param: f"{param}>{names[first]}" for param in gather.params}

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, islice
 
 from piper.passes.pace import RECEIVE_AHEAD
+from piper.plan.memory_use import memory_use
 from piper.plan.slots import POOLED, Slot
 from piper.plan.summary import slot_bytes
 from piper.plan.tasks import Comm, Run, Task
@@ -32,6 +33,7 @@ def share_buffers(
     chosen = _written_by_communication(slots, tasks, frees) - set(keep)
     first_read = _first_reads(tasks, chosen)
     chunks = list(accumulate(isinstance(task, Run) for task in tasks))  # dispatched up to each task
+    use = memory_use(slots, tasks)
     free: dict[tuple[int, str], deque[tuple[int, int]]] = defaultdict(deque)  # buffer, freed by
     buffers: dict[int, int] = {}
     num_buffers = 0
@@ -41,7 +43,7 @@ def share_buffers(
                 continue
             latest = chunks[first_read[slot] - 1] - RECEIVE_AHEAD
             ends = [(tasks[b].stream, b) for b in after[index]] + [(task.stream, index)]
-            alike = free[_alike(slots[slot])]
+            alike = free[slot_bytes(slots[slot]), use[slot]]
             for place, (buffer, by) in enumerate(islice(alike, _TRIED)):
                 sure = any(stream == tasks[by].stream and by <= end for stream, end in ends)
                 if sure or chunks[by] <= latest:
@@ -54,13 +56,8 @@ def share_buffers(
                 num_buffers += 1
         for slot in frees.get(index, ()):
             if slot in buffers:
-                free[_alike(slots[slot])].append((buffers[slot], index))
+                free[slot_bytes(slots[slot]), use[slot]].append((buffers[slot], index))
     return buffers
-
-
-def _alike(slot: Slot) -> tuple[int, str]:
-    """What slots of one buffer have in common."""
-    return slot_bytes(slot), slot.memory
 
 
 def _written_by_communication(

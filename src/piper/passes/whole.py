@@ -21,9 +21,9 @@ def check_whole(
         return
     for bucket, keeping in zip(bucketed.buckets, bucketed.keeping, strict=True):
         (param, *_), origin = bucket.params, keeping.origin
-        if bucket.trained and bucket.split_over:
+        if bucket.trained and keeping.split:
             origin = _shard_origin(logical, param)
-        if bucket.trained and (bucket.over or bucket.split_over):
+        if bucket.trained and (bucket.over or keeping.split):
             raise PlanError(
                 f"{optimizer.name} {WHOLE[optimizer.name]}, but each rank steps only a part of "
                 f"{param}",

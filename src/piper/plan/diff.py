@@ -65,13 +65,14 @@ def _head(a: Plan, b: Plan) -> Iterator[str]:
 
 
 def _buckets(plan: Plan) -> str:
-    """`12 of 3 parameters on average, ZeRO 2 over dp`, per way in which they are kept."""
-    ways: dict[tuple[int, str], list[int]] = defaultdict(list)
+    """`12 with 36 parameters, cut over dp, copied over -`, per way in which they are kept."""
+    ways: dict[tuple[str, str], list[int]] = defaultdict(list)
     for bucket in plan.buckets:
-        ways[bucket.zero, ",".join(bucket.over or bucket.copies) or "-"].append(len(bucket.params))
+        way = ",".join(bucket.over) or "-", ",".join(bucket.copies) or "-"
+        ways[way].append(len(bucket.params))
     return "; ".join(
-        f"{len(sizes)} with {sum(sizes)} parameters, ZeRO {zero} over {axes}"
-        for (zero, axes), sizes in sorted(ways.items())
+        f"{len(sizes)} with {sum(sizes)} parameters, cut over {over}, copied over {copies}"
+        for (over, copies), sizes in sorted(ways.items())
     )
 
 

@@ -6,6 +6,7 @@ import bisect
 import math
 from functools import cached_property
 
+from piper.plan.memory_use import Use, memory_use
 from piper.plan.slots import Slot
 from piper.plan.tasks import Task
 
@@ -59,6 +60,11 @@ class Local:
                 at, slot = slot.base, self.slots[slot.base]
             found.append(at)
         return found
+
+    @cached_property
+    def use(self) -> list[Use]:
+        """Per slot, what its memory is for."""
+        return memory_use(self.slots, self.tasks)
 
     @cached_property
     def writers(self) -> dict[int, list[int]]:

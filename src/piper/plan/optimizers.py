@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from piper.plan.types import Optimizer
 
@@ -21,20 +21,33 @@ def adamw(lr: float = 1e-3, **options: Any) -> Optimizer:
     return Optimizer("AdamW", {"lr": lr, **options})
 
 
-# Per class of torch.optim that treats every element alone: for a parameter, how many tensors of its
-# shape and how many numbers it keeps from step to step.
-_STATE: dict[str, Callable[[dict[str, Any]], tuple[int, int]]] = {
-    "ASGD": lambda o: (1, 3),
-    "Adadelta": lambda o: (2, 1),
-    "Adagrad": lambda o: (1, 1),
-    "Adam": lambda o: (2 + bool(o.get("amsgrad")), 1),
-    "AdamW": lambda o: (2 + bool(o.get("amsgrad")), 1),
-    "Adamax": lambda o: (2, 1),
-    "NAdam": lambda o: (2, 2),
-    "RAdam": lambda o: (2, 1),
-    "RMSprop": lambda o: (1 + bool(o.get("momentum")) + bool(o.get("centered")), 1),
-    "Rprop": lambda o: (2, 1),
-    "SGD": lambda o: (int(bool(o.get("momentum"))), 0),
+# Per class of torch.optim that treats every element alone, what it keeps from step to step for a
+# parameter: tensors of its shape, and plain numbers, by torch's own names.
+_Kept = Callable[[dict[str, Any]], tuple[tuple[str, ...], tuple[str, ...]]]
+
+
+def _adam(o: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    largest = ("max_exp_avg_sq",) if o.get("amsgrad") else ()
+    return ("exp_avg", "exp_avg_sq", *largest), ("step",)
+
+
+def _rmsprop(o: dict[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    momentum = ("momentum_buffer",) if o.get("momentum") else ()
+    return ("square_avg", *momentum, *(("grad_avg",) if o.get("centered") else ())), ("step",)
+
+
+_STATE: dict[str, _Kept] = {
+    "ASGD": lambda o: (("ax",), ("step", "eta", "mu")),
+    "Adadelta": lambda o: (("square_avg", "acc_delta"), ("step",)),
+    "Adagrad": lambda o: (("sum",), ("step",)),
+    "Adam": _adam,
+    "AdamW": _adam,
+    "Adamax": lambda o: (("exp_avg", "exp_inf"), ("step",)),
+    "NAdam": lambda o: (("exp_avg", "exp_avg_sq"), ("step", "mu_product")),
+    "RAdam": lambda o: (("exp_avg", "exp_avg_sq"), ("step",)),
+    "RMSprop": _rmsprop,
+    "Rprop": lambda o: (("prev", "step_size"), ("step",)),
+    "SGD": lambda o: (("momentum_buffer",) if o.get("momentum") else (), ()),
 }
 # Those that look at a whole tensor, and at what of it.
 WHOLE = {
@@ -44,13 +57,26 @@ WHOLE = {
 KNOWN = (*_STATE, *WHOLE)
 
 
+StateForm = Literal["elements", "number", "own"]
+
+
+def state_pieces(optimizer: Optimizer, shape: tuple[int, ...]) -> list[tuple[str, StateForm]]:
+    """What is kept for a parameter, by name: a number for each element, one number, or a tensor of a
+    shape of its own."""
+    if optimizer.name == "Muon":
+        return [("momentum_buffer", "elements")]
+    if optimizer.name == "Adafactor":
+        own = ("row_var", "col_var") if len(shape) > 1 else ("variance",)
+        return [*((name, "own") for name in own), ("step", "number")]
+    tensors, numbers = _STATE[optimizer.name](optimizer.options)
+    return [*((name, "elements") for name in tensors), *((name, "number") for name in numbers)]
+
+
 def state_size(optimizer: Optimizer, shape: tuple[int, ...]) -> tuple[int, int]:
     """Elements of the parameter's dtype, and plain numbers, that are kept for a parameter."""
-    size = math.prod(shape)
-    if optimizer.name == "Muon":
-        return size, 0
-    if optimizer.name == "Adafactor":
-        factored = math.prod(shape[:-1]) + math.prod((*shape[:-2], *shape[-1:]))
-        return (factored if len(shape) > 1 else size), 1
-    tensors, numbers = _STATE[optimizer.name](optimizer.options)
-    return tensors * size, numbers
+    forms = [form for _, form in state_pieces(optimizer, shape)]
+    own = math.prod(shape)
+    if len(shape) > 1:  # averages over rows and over columns
+        own = math.prod(shape[:-1]) + math.prod((*shape[:-2], *shape[-1:]))
+    elements = forms.count("elements") * math.prod(shape) + own * ("own" in forms)
+    return elements, forms.count("number")

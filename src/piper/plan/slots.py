@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
-
-Memory = Literal["parameters", "gradients", "saved", "gathered", "buffers"]
 
 
 @dataclass(frozen=True)
@@ -53,17 +50,16 @@ PASSING = POOLED | {"gathered"}  # made and freed within a step, on the device
 class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place for one tensor on each rank of a class.
 
-    `param` and `buffer` hold the model's tensor `source`, of which a rank has its part of dim 0
-    along `split_over`. `flat` holds all parameters of a bucket, `shard` the rank's part of one along
-    the bucket's axes, `gathered` a bucket for as long as it is used; `grad` sums the gradients of a
-    bucket, whole or the rank's part, and stays. `sum` is added into within a step; `batch` is leaf
-    `source` of the rank's microbatch; `key` has the keys of the random operations `source` ("0-2,5") in
-    it; `constant` holds the number `source`; the rest are written and freed within a step.
+    `param` and `buffer` hold the model's tensor `source`, or the rank's box of it. `flat` holds all
+    parameters of a bucket, `shard` the rank's part of one along the bucket's axes, `gathered` a bucket
+    for as long as it is used; `grad` sums the gradients of a bucket, whole or the rank's part, and
+    stays. `sum` is added into within a step; `batch` is leaf `source` of the rank's microbatch; `key`
+    has the keys of the random operations `source` ("0-2,5") in it; `constant` holds the number `source`;
+    the rest are written and freed within a step. A gradient of one parameter names that as its `source`.
 
     With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
-    for a shard, the rank's part of it. `memory` says what its bytes count as. `uses` is how many
-    microbatches in a row may share a gathered bucket, and `ahead` how many chunks before the first
-    it may start. Slots of one `pool` take turns in one buffer, which the rank keeps from step to step.
+    for a shard, the rank's part of it. Slots of one `pool` take turns in one buffer, which the rank
+    keeps from step to step.
     """
 
     name: str
@@ -72,12 +68,8 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     dtype: str
     source: str = ""
     microbatch: int = 0
-    split_over: tuple[str, ...] = ()
     bound: int | None = None
     base: int = -1
     offset: int = 0
     bucket: int = -1
-    memory: Memory = "buffers"
-    uses: int = 0
-    ahead: int = 0
     pool: int = -1

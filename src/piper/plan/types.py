@@ -35,11 +35,9 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     offsets: tuple[int, ...]
     size: int
     dtype: str
-    zero: int
     slices: tuple[Slice, ...]
     over: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
-    split_over: tuple[str, ...] = ()
     trained: bool = True
 
 
@@ -56,10 +54,11 @@ class RankClass(msgspec.Struct, Generic[TaskT], frozen=True, omit_defaults=True)
     overlaps: tuple[tuple[int, ...], ...] = ()
 
 
-class ModelTensor(msgspec.Struct, frozen=True):
+class ModelTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     """A parameter or buffer of the whole model, and the body that makes its initial value.
 
-    The body takes a seed per random operation; each comes from the plan's seed and a key.
+    The body takes a seed per random operation; each comes from the plan's seed and a key. Each axis
+    in `cut` cuts it along a dim, one after the other: a rank has the box of its coordinates.
     """
 
     shape: tuple[int, ...]
@@ -67,6 +66,7 @@ class ModelTensor(msgspec.Struct, frozen=True):
     init: str
     keys: tuple[str, ...]
     trainable: bool = True  # whether a gradient of the loss reaches it
+    cut: tuple[tuple[str, int], ...] = ()
 
 
 class BatchLeaf(msgspec.Struct, frozen=True):
@@ -140,11 +140,8 @@ class RankPlan(msgspec.Struct, frozen=True):
     results: dict[str, int]
     groups: dict[int, tuple[int, ...]]
 
-    def part_of(self, slot: Slot, mesh: Mesh) -> tuple[int, int]:
-        """Which part of a slot's tensor, cut along dim 0, this rank has, and of how many."""
-        return self.part_along(slot.split_over, mesh)
-
     def part_along(self, axes: tuple[str, ...], mesh: Mesh) -> tuple[int, int]:
+        """Which part of what is cut along some axes this rank has, and of how many."""
         return mesh.position(self.coordinates, axes), mesh.size_of(axes)
 
 

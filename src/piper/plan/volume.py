@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from piper.ir.tensor_type import TensorType
+from piper.plan.memory_use import memory_use
 from piper.plan.slots import STAYING, Slot
 from piper.plan.summary import slot_bytes
 from piper.plan.tasks import Comm
@@ -14,9 +15,9 @@ from piper.plan.types import Plan, RankClass
 def held_bytes(found: RankClass) -> dict[str, int]:
     """Bytes of what stays from step to step, by kind; what shows a part of another counts nothing."""
     total: Counter[str] = Counter()
-    for slot in found.slots:
+    for slot, use in zip(found.slots, memory_use(found.slots, found.tasks), strict=True):
         if slot.base < 0 and slot.kind in STAYING:
-            total[slot.memory if slot.kind != "constant" else "constants"] += slot_bytes(slot)
+            total[use if slot.kind != "constant" else "constants"] += slot_bytes(slot)
     return dict(total)
 
 

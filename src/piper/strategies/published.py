@@ -33,8 +33,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def devices(self) -> tuple[int, ...] | None:
-        found = self.fields.get("devices")
-        return None if found is None else tuple(found)
+        devices = self.fields.get("devices")
+        return None if devices is None else tuple(devices)
 
     def refuse(self, message: str, *, legal: str, field: str = "") -> NoReturn:
         where = f"field {field!r}: " if field else ""
@@ -100,12 +100,12 @@ def parse(text: str, *, file: str) -> list[Entry]:
     if too_much:
         raise StrategyError(f"this is no strategy: {too_much}", call=Call(file))
     try:
-        found = json.loads(text)
+        entries = json.loads(text)
     except ValueError as error:
         raise StrategyError(f"this is no JSON: {error}", call=Call(file)) from None
-    if not isinstance(found, list):
+    if not isinstance(entries, list):
         raise StrategyError("this is no list of directives", call=Call(file), legal="[{...}, ...]")
-    return [_entry(item, number, file) for number, item in enumerate(found, 1)]
+    return [_entry(item, number, file) for number, item in enumerate(entries, 1)]
 
 
 def _entry(item: Any, number: int, file: str) -> Entry:
@@ -148,11 +148,11 @@ def filters_of(entry: Entry) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "filters", one
 
 
-def selector_of(found: dict[str, Any], entry: Entry, field: str) -> Selector:
+def selector_of(selected: dict[str, Any], entry: Entry, field: str) -> Selector:
     """`{"PP": 0, "EP": null, "PASS": "F"}` -> `where(PP=0, EP=None, phase="F")`."""
     tags: list[tuple[str, int | str | None]] = []
     phase = None
-    for tag, value in found.items():
+    for tag, value in selected.items():
         if tag == PASS:
             if value not in (*PHASES, ANY):
                 legal = f"{', '.join(PHASES)} or {ANY!r}"
@@ -170,5 +170,5 @@ def selector_of(found: dict[str, Any], entry: Entry, field: str) -> Selector:
 
 def filter_of(selector: Selector) -> dict[str, Any]:
     """The filter of a selector; one of communication has none."""
-    found: dict[str, Any] = dict(selector.tags)
-    return found | ({PASS: selector.phase} if selector.phase else {})
+    tags: dict[str, Any] = dict(selector.tags)
+    return tags | ({PASS: selector.phase} if selector.phase else {})

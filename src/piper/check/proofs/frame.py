@@ -13,6 +13,7 @@ from itertools import combinations
 from piper.check.problem import Problem
 from piper.ir.tensor_type import is_dtype
 from piper.mesh import Mesh, Slice
+from piper.plan.holdings import box_of
 from piper.plan.keys import num_indexes
 from piper.plan.optimizers import KNOWN
 from piper.plan.slots import BUCKETED, Slot
@@ -122,6 +123,8 @@ def _tensors(plan: Plan) -> Iterator[str]:
     for name, tensor in plan.tensors.items():
         if not _is_tensor(tensor.shape, tensor.dtype):
             yield f"{name} is no tensor: {tensor.dtype}{list(tensor.shape)}"
+        if not _cuts(plan.mesh, tensor):
+            yield f"{name} is {list(tensor.shape)}, which {dict(tensor.cut)} cannot cut"
         if tensor.init not in bodies:
             yield f"{name} is made by a body that does not exist"
     for name, leaf in plan.batch.items():
@@ -140,7 +143,7 @@ def _is_tensor(shape: Sequence[int], dtype: str) -> bool:
 
 def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
     slices = {part.slice for part in plan.classes}
-    axes = (bucket.over, bucket.copies, bucket.split_over)
+    axes = (bucket.over, bucket.copies)
     alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
     known = set(bucket.params) <= plan.tensors.keys() and set(bucket.slices) <= slices
     if not (all(_axes(plan.mesh, a) for a in axes) and known and alike and bucket.slices):
@@ -151,8 +154,6 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
         yield f"has parameters that are not {bucket.dtype}"
     if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
         yield "has parameters outside of it"
-    if bucket.zero not in range(4):
-        yield f"is kept by ZeRO {bucket.zero}, of 0 to 3"
 
 
 def _indexes(part: RankClass) -> Iterator[str]:
@@ -167,29 +168,49 @@ def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
         yield f"is no tensor: {slot.dtype}{list(slot.shape)}"
     if slot.bound is not None and not (slot.shape and 0 <= slot.bound < MAX_BYTES):
         yield f"has a bound {slot.bound} of its dim 0"
-    if min(slot.base, slot.bucket, slot.pool) < -1 or min(slot.offset, slot.uses, slot.ahead) < 0:
+    if min(slot.base, slot.bucket, slot.pool) < -1 or slot.offset < 0:
         yield "has a negative number"
     if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
         yield "belongs to a bucket that does not exist"
-    if not _axes(plan.mesh, slot.split_over):
-        yield "is split over axes that do not exist"
-        return
     if slot.kind in ("param", "buffer"):
-        whole: ModelTensor | BatchLeaf | None = plan.tensors.get(slot.source)
-        yield from _part(slot, whole, plan.mesh.size_of(slot.split_over))
+        yield from _of_the_model(plan, slot)
     if slot.kind == "batch":
         parts = plan.num_data_ranks * plan.num_microbatches
-        yield from _part(slot, plan.batch.get(slot.source), parts)
+        yield from _rows(slot, plan.batch.get(slot.source), parts)
     if slot.kind == "constant" and not _is_number(slot.source):
         yield f"holds {slot.source!r}, which is no number"
     if slot.kind == "key" and slot.shape != (num_indexes(slot.source),):
         yield f"holds the keys {slot.source!r}"
 
 
-def _part(slot: Slot, whole: ModelTensor | BatchLeaf | None, parts: int) -> Iterator[str]:
-    """A slot holds one of equal parts of a tensor, cut along its dim 0."""
+def _of_the_model(plan: Plan, slot: Slot) -> Iterator[str]:
+    """A slot holds the rank's box of a tensor; boxes are alike on all ranks."""
+    whole = plan.tensors.get(slot.source)
     if whole is None:
-        yield f"holds {slot.source!r}, which is no tensor of the model or of the batch"
+        yield f"holds {slot.source!r}, which is no tensor of the model"
+    elif _cuts(plan.mesh, whole):
+        box = box_of(whole, plan.mesh, dict.fromkeys(plan.mesh.names, 0)).size
+        if (slot.shape, slot.dtype) != (box, whole.dtype):
+            yield (
+                f"is {slot.dtype}{list(slot.shape)}, but a rank has {whole.dtype}{list(box)} "
+                f"of {slot.source}"
+            )
+
+
+def _cuts(mesh: Mesh, tensor: ModelTensor) -> bool:
+    """Whether axes cut a tensor along dims that it has, into equal parts."""
+    sizes, left = dict(mesh.axes), list(tensor.shape)
+    for axis, dim in tensor.cut:
+        if axis not in sizes or not 0 <= dim < len(left) or left[dim] % sizes[axis]:
+            return False
+        left[dim] //= sizes[axis]
+    return len({axis for axis, _ in tensor.cut}) == len(tensor.cut)
+
+
+def _rows(slot: Slot, whole: BatchLeaf | None, parts: int) -> Iterator[str]:
+    """A slot holds one of equal parts of a leaf, cut along its dim 0."""
+    if whole is None:
+        yield f"holds {slot.source!r}, which is no tensor of the batch"
         return
     shape = whole.shape
     if parts > 1 and shape:

@@ -1,8 +1,8 @@
 """gathers: parameters that are gathered for each use are there when read, and no longer or earlier.
 
-A gathered bucket is freed by its last reader; at most `uses` chunks share it; and its gather starts
-only when all but `ahead` of the chunks before its first reader are complete. Chunks count, not
-microbatches: several chunks of one microbatch may read a bucket, and each holds it.
+A gathered bucket is freed by its last reader; at most `reuse` chunks share it; and its gather starts
+only when all but `prefetch` of the chunks before its first reader are complete, as its directive says.
+Chunks count, not microbatches: several chunks of one microbatch may read a bucket, and each holds it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World, normal
 from piper.check.problem import Problem, problem
+from piper.ir.nodes import TRACED
 from piper.mesh import Group
 from piper.plan.tasks import Run, Task
 from piper.plan.tasks import gathers as filled_by
@@ -84,13 +85,22 @@ class _Gathers:
             until = "it is never freed" if freed < 0 else f"{self.party.tasks[freed].name} frees it"
             tasks = [users[-1]] if freed < 0 else [users[-1], freed]
             yield self._problem(f"{text}, {until}", begin, *tasks)
-        if len(users) > known.uses:
-            text = f"{known.name} is kept too long: {len(users)} chunks share it, of {known.uses}"
+        uses, ahead = self._asked(begin)
+        if len(users) > uses:
+            text = f"{known.name} is kept too long: {len(users)} chunks share it, of {uses}"
             yield self._problem(text, begin, *users)
         early = self._runs_between(begin, users[0])
-        if early > known.ahead:
-            text = f"{by} may start {early} chunks before its first reader, of {known.ahead}"
+        if early > ahead:
+            text = f"{by} may start {early} chunks before its first reader, of {ahead}"
             yield self._problem(text, begin, users[0])
+
+    def _asked(self, gather: int) -> tuple[int, int]:
+        """How many chunks may share a gather, and how early it may start, by its directive."""
+        origin = self.party.tasks[gather].origin
+        if origin == TRACED:
+            return 1, 1
+        directive = self.world.plan.history[origin].directive
+        return getattr(directive, "reuse", 1), getattr(directive, "prefetch", 1)
 
     def _runs_between(self, gather: int, user: int) -> int:
         """Chunks before a reader that need not be complete when its gather starts."""

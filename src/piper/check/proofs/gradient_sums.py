@@ -50,7 +50,7 @@ class _Sums:
     def _contributes(self, slot: int) -> bool:
         """Whether a slot holds a contribution to the gradient of a parameter."""
         found = self.party.slots[slot]
-        return found.kind == "temp" and found.memory == "gradients"
+        return found.kind == "temp" and (bool(found.source) or found.bucket >= 0)
 
     def _add(self, index: int, task: Add) -> Iterator[Problem]:
         if task.zeros:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.ir.tensor_type import accumulation_dtype
-from piper.plan.keys import KEY
+from piper.plan.holdings import is_cut
 from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Add, Comm, Run, Stepping, Task
 from piper.plan.types import Bucket
@@ -43,11 +43,9 @@ def _slots(world: World, party: Party) -> Iterator[Problem]:
     for slot in party.slots:
         if slot.bucket >= 0 and slot.kind in BUCKETED:
             bucket = world.plan.buckets[slot.bucket]
-            part = bucket.size // max(1, world.plan.mesh.size_of(bucket.over))
-            whole = slot.kind in ("flat", "gathered") or (slot.kind == "grad" and not bucket.over)
+            parts = world.plan.mesh.size_of(bucket.over) if is_cut(world.plan, slot) else 1
             dtype = accumulation_dtype(bucket.dtype) if slot.kind == "grad" else bucket.dtype
-            right = (slot.shape, slot.dtype) == ((bucket.size if whole else part,), dtype)
-            if not right or (slot.kind == "shard" and slot.split_over != bucket.over):
+            if (slot.shape, slot.dtype) != ((bucket.size // max(1, parts),), dtype):
                 text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
                 yield Problem("updates", text)
 
@@ -56,12 +54,6 @@ def _microbatches(world: World, party: Party) -> Iterator[Problem]:
     """Each leaf of the batch, and each set of keys, is there once per microbatch."""
     given = [s for s in party.slots if s.kind in ("batch", "key")]
     for slot in given:
-        if (
-            slot.kind == "key"
-            and slot.name.partition("@")[0].partition("[")[0] != KEY + slot.source
-        ):
-            text = f"{slot.name} has the keys of operations {slot.source}"
-            yield Problem("updates", f"{party.label}: {text}")
         if not 0 <= slot.microbatch < world.plan.num_microbatches:
             text = f"{slot.name} is of microbatch {slot.microbatch}, which does not exist"
             yield Problem("updates", f"{party.label}: {text}")

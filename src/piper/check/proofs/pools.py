@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
@@ -26,6 +26,7 @@ def pools(world: World) -> Iterator[Problem]:
 def _misfits(world: World, party: Party) -> Iterator[Problem]:
     """Uses that no buffer is made for."""
     root = world.local(party).root
+    use = world.local(party).use
     pool = [party.slots[r].pool for r in root]
     first: dict[int, tuple[int, int]] = {}  # buffer -> its first slot, and the task that uses that
     for index, task in enumerate(party.tasks):
@@ -33,7 +34,7 @@ def _misfits(world: World, party: Party) -> Iterator[Problem]:
             if pool[slot] < 0:
                 continue
             like, user = first.setdefault(pool[slot], (root[slot], index))
-            why = _misused(task, slot) or _unfit(party, root[slot], like)
+            why = _misused(task, slot) or _unfit(party, root[slot], like, use)
             if why:
                 name = party.slots[slot].name
                 text = f"{task.name} uses {name} in buffer {pool[slot]}, which {why}"
@@ -46,15 +47,15 @@ def _misused(task: Task, slot: int) -> str:
     return "only communication may write" if slot in task.writes else ""
 
 
-def _unfit(party: Party, slot: int, like: int) -> str:
+def _unfit(party: Party, slot: int, like: int, use: Sequence[str]) -> str:
     """Why a slot has no place in a buffer that was made for another one."""
     mine, other = party.slots[slot], party.slots[like]
     if mine.kind not in POOLED or mine.bound is not None:
         return "is for passing tensors of fixed size"
     if slot in party.results.values():
         return "is used again before the result is read"
-    if slot_bytes(mine) != slot_bytes(other) or mine.memory != other.memory:
-        return f"has {slot_bytes(other)} bytes of {other.memory} for {other.name}"
+    if slot_bytes(mine) != slot_bytes(other) or use[slot] != use[like]:
+        return f"has {slot_bytes(other)} bytes of {use[like]} for {other.name}"
     return ""
 
 

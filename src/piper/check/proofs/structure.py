@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from piper.check.parties import Party, World
@@ -44,11 +45,25 @@ def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
             return "shows itself"
         seen.add(slot.base)
         slot = party.slots[slot.base]
-    if slot.kind not in SLOT_KINDS:
+    named = party.slots[index]
+    if named.base >= 0 and not _shows(named, party.slots[named.base]):
+        return f"shows what {party.slots[named.base].name} does not have"
+    if slot.kind not in SLOT_KINDS or named.kind not in SLOT_KINDS:
         return f"is of kind {slot.kind!r}, which does not exist"
     if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
         return "belongs to a bucket that does not exist"
     return ""
+
+
+def _shows(part: Slot, whole: Slot) -> bool:
+    """A parameter lies in a bucket, and so does a shard, which is the rank's part of it."""
+    if part.bound is not None or whole.bound is not None or part.dtype != whole.dtype:
+        return False
+    end = part.offset + math.prod(part.shape)
+    if part.kind == "shard":
+        return whole.kind == "flat" and whole.bucket == part.bucket and part.offset == 0
+    inside = part.offset >= 0 and end <= math.prod(whole.shape)
+    return part.kind == "param" and whole.kind in ("flat", "gathered") and inside
 
 
 def _wrong_task(plan: Plan, party: Party, index: int, task: Task) -> str:
@@ -64,7 +79,7 @@ def _wrong_task(plan: Plan, party: Party, index: int, task: Task) -> str:
         return "comes from a directive that does not exist"
     if isinstance(task, Meeting) and not 0 <= task.group < len(plan.groups):
         return "names a group that does not exist"
-    rule = _RULES.get(type(task))
+    rule = RULES.get(type(task))
     return rule(plan, party, task) if rule is not None else ""
 
 
@@ -110,7 +125,7 @@ def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
 
 
 # What is particular to a kind; that its slots, streams and groups exist is asked of all.
-_RULES: dict[type[Task], Callable[..., str]] = {
+RULES: dict[type[Task], Callable[..., str]] = {
     Add: _wrong_add,
     Update: _wrong_step,
     Settle: _wrong_step,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from piper.check.parties import Party, World, normal
 from piper.check.problem import Problem, problem
 from piper.check.proofs.gradient_sums import sums
 from piper.mesh import Group
+from piper.plan.holdings import box_of
+from piper.plan.slots import Slot
 from piper.plan.tasks import (
     Add,
     Comm,
@@ -40,6 +41,8 @@ def updates(world: World) -> Iterator[Problem]:
 def _buckets(world: World) -> Iterator[Problem]:
     """Buckets hold each trainable parameter once, on all slices and axes where it is."""
     plan = world.plan
+    sizes = dict(plan.mesh.axes)
+    origin = dict.fromkeys(plan.mesh.names, 0)  # boxes are alike on all ranks
     home: dict[str, int] = {}
     for number, bucket in enumerate(plan.buckets):
         for name in bucket.params:
@@ -47,13 +50,20 @@ def _buckets(world: World) -> Iterator[Problem]:
                 yield Problem("updates", f"{name} is in two buckets")
             home[name] = number
         for name, shape in zip(bucket.params, bucket.shapes, strict=True):
-            whole = plan.tensors[name].shape if name in plan.tensors else ()
-            if math.prod(whole) != math.prod(shape) * plan.mesh.size_of(bucket.split_over):
-                text = f"bucket {bucket.name} has {shape} of {name}, which is {whole} in the model"
+            box = box_of(plan.tensors[name], plan.mesh, origin).size
+            if box != shape:
+                text = f"bucket {bucket.name} has {shape} of {name}, of which a rank has {box}"
+                yield Problem("updates", text)
+            cutting = {axis for axis, _ in plan.tensors[name].cut if sizes[axis] > 1}
+            if cutting != {
+                axis for axis, _ in plan.tensors[bucket.params[0]].cut if sizes[axis] > 1
+            }:
+                text = f"bucket {bucket.name} has {name}, which other axes cut than the rest"
                 yield Problem("updates", text)
         for at in bucket.slices:
-            free = {a for a in plan.mesh.free(at) if plan.mesh.size_of((a,)) > 1}
-            axes = [a for a in (*bucket.over, *bucket.copies, *bucket.split_over) if a in free]
+            free = {a for a in plan.mesh.free(at) if sizes[a] > 1}
+            cut = [axis for axis, _ in plan.tensors[bucket.params[0]].cut]
+            axes = [a for a in (*bucket.over, *bucket.copies, *dict.fromkeys(cut)) if a in free]
             if sorted(axes) != sorted(free):
                 text = f"bucket {bucket.name} is whole along {', '.join(axes)} only"
                 yield Problem("updates", text, (), (f"{at} has axes {', '.join(sorted(free))}",))
@@ -69,12 +79,20 @@ def _buckets(world: World) -> Iterator[Problem]:
             if party.slice not in bucket.slices:
                 text = f"{party.label} holds {slot.source}, its bucket {bucket.name} is elsewhere"
                 yield Problem("updates", text)
-            elif slot.shape != bucket.shapes[place] or (slot.base >= 0) != (bucket.zero > 0):
+            elif not _lies_right(party, slot, home, bucket):
                 text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
                 yield Problem("updates", text)
             elif slot.base >= 0 and slot.offset != bucket.offsets[place]:
                 text = f"{party.label}: {slot.name} is not where bucket {bucket.name} has it"
                 yield Problem("updates", text)
+
+
+def _lies_right(party: Party, slot: Slot, home: dict[str, int], bucket: Bucket) -> bool:
+    """A parameter lies in what its bucket keeps, or is gathered into; alone where nothing is cut."""
+    if slot.base < 0:
+        return not bucket.over
+    base = party.slots[slot.base]
+    return base.kind in ("flat", "gathered") and base.bucket == home[slot.source]
 
 
 class _Chain:
@@ -127,7 +145,7 @@ class _Chain:
         task = self.party.tasks[index]
         assert isinstance(task, Stepping)
         stepped = [self.party.slots[s] for s in task.stepped]
-        if self.bucket.zero == 0:
+        if not self.bucket.over:
             right = tuple(s.source for s in stepped if s.kind == "param") == self.bucket.params
         else:
             right = [(s.kind, s.bucket) for s in stepped] == [("shard", self.number)]
@@ -219,11 +237,11 @@ class _Chain:
 
     def _gather(self, update: int, stepping: Update) -> Iterator[Problem]:
         """Parameters that all ranks hold whole are gathered again once their shards are stepped."""
-        if self.bucket.zero not in (1, 2) or self.parts == 1:
+        shard = stepping.stepped[0]
+        if self.party.slots[shard].base < 0:
             return
         last = self.own[-1]
         group = normal(self.world.plan, Group((self.party.slice,), self.bucket.over))
-        shard = stepping.stepped[0]
         flat = self.local.root[shard]
         found = []
         for index in self.local.writers.get(flat, []):

@@ -1,69 +1,93 @@
-"""Assemble: the parts that ranks hold in, whole tensors of the model out."""
+"""Assemble: the elements that ranks hold in, whole tensors of the model out."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from piper.plan.types import Bucket, Plan, RankPlan, bind
+from piper.errors import RunError
+from piper.plan.holdings import Holding, What, holdings
+from piper.plan.types import Plan
 
-# name -> part of dim 0 -> that part on every rank that has it
-_Copies = dict[str, dict[int, list[Tensor]]]
-
-
-def whole_tensors(plan: Plan, kind: str, by_rank: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """All parameters, or all their gradients, put together from their parts."""
-    whole = {}
-    for name, parts in _copies(plan, kind, by_rank).items():
-        pieces = [parts[part][0] for part in sorted(parts)]
-        whole[name] = torch.cat(pieces) if len(pieces) > 1 else pieces[0].clone()
-    return whole
+ByRank = Sequence[dict[str, Tensor]]  # per rank, its elements by the keys of its holdings
 
 
-def differing_copies(plan: Plan, kind: str, by_rank: Sequence[dict[str, Tensor]]) -> list[str]:
-    """Names of tensors whose copies are not bit-equal."""
-    found = []
-    for name, parts in _copies(plan, kind, by_rank).items():
-        for copies in parts.values():
-            if any(not torch.equal(copies[0], copy) for copy in copies[1:]):
-                found.append(name)
+def whole_tensors(plan: Plan, what: What, by_rank: ByRank) -> dict[str, Tensor]:
+    """All tensors of a kind, put together."""
+    return {name: puzzle.whole() for (name, _), puzzle in _puzzles(plan, what, by_rank).items()}
+
+
+def differing_copies(plan: Plan, what: What, by_rank: ByRank) -> list[str]:
+    """Names of tensors that are not bit-equal wherever several ranks hold the same elements."""
+    found = _puzzles(plan, what, by_rank).items()
+    return [name for (name, _), puzzle in found if puzzle.differs]
+
+
+def whole_state(plan: Plan, by_rank: ByRank) -> dict[str, dict[str, Tensor]]:
+    """Per trained parameter, each piece of optimizer state by its name."""
+    trained = [name for bucket in plan.buckets if bucket.trained for name in bucket.params]
+    found: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
+    for (name, state), puzzle in _puzzles(plan, "state", by_rank).items():
+        found[name][state] = puzzle.whole()
     return found
 
 
-def _copies(plan: Plan, kind: str, by_rank: Sequence[dict[str, Tensor]]) -> _Copies:
-    found: _Copies = defaultdict(lambda: defaultdict(list))
-    ranks = [bind(plan, rank) for rank in range(len(by_rank))]
-    for me, held in zip(ranks, by_rank, strict=True):
-        split = {s.source: s.split_over for s in me.slots if s.kind == "param"}
-        for name in held.keys() & split.keys():
-            found[name][me.part_along(split[name], plan.mesh)[0]].append(held[name])
-    for bucket in plan.buckets:
-        for place, flats in _whole_buckets(plan, bucket, ranks, by_rank).items():
-            for flat in flats:
-                for name, start, shape in zip(
-                    bucket.params, bucket.offsets, bucket.shapes, strict=True
-                ):
-                    part = flat[start : start + math.prod(shape)].view(shape)
-                    found[name][place].append(part)
-    return found
+def _puzzles(plan: Plan, what: What, by_rank: ByRank) -> dict[tuple[str, str], _Puzzle]:
+    """(tensor, piece of state) -> its elements from all ranks."""
+    found: dict[tuple[str, str], list[tuple[Holding, Tensor]]] = defaultdict(list)
+    for held, tensor in _pieces(plan, what, by_rank):
+        found[held.tensor, held.state].append((held, tensor))
+    return {
+        (name, state): _Puzzle(name, plan.tensors[name].shape, pieces)
+        for (name, state), pieces in found.items()
+    }
 
 
-def _whole_buckets(
-    plan: Plan, bucket: Bucket, ranks: list[RankPlan], by_rank: Sequence[dict[str, Tensor]]
-) -> dict[int, list[Tensor]]:
-    """Per part of dim 0, every copy of a bucket, from the shards of the ranks along its axes."""
-    shards: dict[tuple[tuple[str, int], ...], dict[int, Tensor]] = defaultdict(dict)
-    place = {}
-    for me, held in zip(ranks, by_rank, strict=True):
-        if f"${bucket.name}" in held:
-            rest = tuple((a, i) for a, i in me.coordinates.items() if a not in bucket.over)
-            shards[rest][me.part_along(bucket.over, plan.mesh)[0]] = held[f"${bucket.name}"]
-            place[rest] = me.part_along(bucket.split_over, plan.mesh)[0]
-    found: dict[int, list[Tensor]] = defaultdict(list)
-    for rest, parts in shards.items():
-        found[place[rest]].append(torch.cat([parts[i] for i in sorted(parts)]))
-    return found
+def _pieces(plan: Plan, what: What, by_rank: ByRank) -> Iterator[tuple[Holding, Tensor]]:
+    for rank, mine in enumerate(by_rank):
+        for held in holdings(plan, rank) if mine else ():
+            if held.what == what and held.key in mine:
+                yield held, mine[held.key]
+
+
+class _Puzzle:
+    """The elements of one tensor, as ranks hold them."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, ...], pieces: list[tuple[Holding, Tensor]]
+    ) -> None:
+        self.name = name
+        self.differs = False
+        first, value = pieces[0]
+        alone = first.form != "elements"  # of no shape that could be cut: each holder has all of it
+        self._whole = torch.empty(value.shape if alone else shape, dtype=value.dtype)
+        self._known = torch.zeros(self._whole.shape, dtype=torch.bool)
+        for held, tensor in pieces:
+            if alone:
+                self._put((), (0, self._whole.numel()), tensor)
+            else:
+                pairs = zip(held.box.start, held.box.size, strict=True)
+                box = tuple(slice(start, start + size) for start, size in pairs)
+                self._put(box, (held.first, held.last), tensor)
+        self._missing = int((~self._known).sum())
+        del self._known
+
+    def _put(self, box: tuple[slice, ...], range: tuple[int, int], tensor: Tensor) -> None:
+        """Set the elements that are not known yet, and compare the others bit by bit."""
+        first, last = range
+        whole, known = self._whole[box].reshape(-1), self._known[box].reshape(-1)
+        mine, here = tensor.detach().cpu().reshape(-1), known[first:last]
+        self.differs |= not torch.equal(whole[first:last][here], mine[here])
+        whole[first:last] = torch.where(here, whole[first:last], mine)
+        known[first:last] = True
+        self._whole[box] = whole.view(self._whole[box].shape)
+        self._known[box] = known.view(self._known[box].shape)
+
+    def whole(self) -> Tensor:
+        if self._missing:
+            num, of = self._missing, self._whole.numel()
+            raise RunError(f"no rank holds {num} of {of} elements of {self.name}")
+        return self._whole

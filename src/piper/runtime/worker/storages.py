@@ -20,11 +20,11 @@ def held_bytes(worker: Worker) -> dict[str, int]:
     """Bytes of parameters, gradients, optimizer state (with masters) and all else, each storage once."""
     seen: set[int] = set()
     slots = list(zip(worker.me.slots, worker.slots, strict=True))
-    pooled = [(worker.me.slots[i], tensor) for i, tensor in worker.pooled.items()]
+    pooled = [(worker.use[i], tensor) for i, tensor in worker.pooled.items()]
     found = {
         "parameters": _new(seen, (t for s, t in slots if s.kind in MODEL)),
         "gradients": _new(seen, (t for s, t in slots if s.kind == "grad"))
-        + _new(seen, (t for s, t in pooled if s.memory == "gradients")),
+        + _new(seen, (t for use, t in pooled if use == "gradients")),
         "optimizer": _new(seen, optimizer_tensors(worker)),
     }
     found["other"] = _new(seen, (t for _, t in (*slots, *pooled)))
@@ -77,11 +77,10 @@ def optimizer_tensors(worker: Worker, buckets: Iterable[int] | None = None) -> l
 def _held(worker: Worker) -> Iterator[tuple[str, int, str]]:
     """Every storage once: who holds it, its bytes, and what for."""
     seen: set[int] = set()
-    for slot, value in zip(worker.me.slots, worker.slots, strict=True):
+    for slot, use, value in zip(worker.me.slots, worker.use, worker.slots, strict=True):
         size = _new(seen, [value])
         if size:
-            use = "parameters" if slot.kind in MODEL else str(slot.memory)
-            yield slot.name, size, use
+            yield slot.name, size, "parameters" if slot.kind in MODEL else use
     for bucket in worker.updaters:
         size = _new(seen, optimizer_tensors(worker, [bucket]))
         if size:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from piper.bodies.codec import load
+from piper.plan.holdings import Holding
 from piper.plan.types import ModelTensor
 
 
@@ -19,6 +20,13 @@ def initial_value(tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int) 
         (value,) = load(bodies[tensor.init])(*seeds)
     value = value.resolve_conj().resolve_neg()
     return value.clone(memory_format=torch.contiguous_format)
+
+
+def elements_of(whole: Tensor, held: Holding) -> Tensor:
+    """The elements of a holding, one after the other, out of the whole tensor."""
+    pairs = zip(held.box.start, held.box.size, strict=True)
+    box = whole[tuple(slice(start, start + size) for start, size in pairs)]
+    return box.reshape(-1)[held.first : held.last]
 
 
 def _seed(seed: int, key: str) -> int:

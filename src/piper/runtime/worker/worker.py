@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from piper.errors import RunError
 from piper.ir.tensor_type import accumulation_dtype
+from piper.plan.holdings import Holding, held_in, holdings, window
+from piper.plan.memory_use import memory_use
 from piper.plan.slots import MODEL, STAYING, Slot
-from piper.plan.tasks import Comm
+from piper.plan.tasks import Comm, Update
 from piper.plan.types import Plan, bind
 from piper.runtime.failure.board import STEP, Board
 from piper.runtime.order.device_order import DeviceOrder
@@ -24,7 +27,7 @@ from piper.runtime.worker.functions import body_functions
 from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys
 from piper.runtime.worker.update import Updater
-from piper.runtime.worker.weights import initial_value
+from piper.runtime.worker.weights import elements_of, initial_value
 
 
 class Worker:
@@ -50,6 +53,8 @@ class Worker:
         self.plan = plan
         self.cells = Board(1).cells(0) if cells is None else cells
         self.me = bind(plan, rank)
+        self.holdings = holdings(plan, rank)
+        self.use = memory_use(self.me.slots, self.me.tasks)
         self.device = torch.device(device)
         self.transport = transport
         self.slots: list[Any] = [None] * len(self.me.slots)
@@ -78,15 +83,29 @@ class Worker:
         self.order = DeviceOrder(self) if self.device.type == "cuda" else HostOrder(self)
 
     def _fill_model(self, bodies: Mapping[str, str]) -> None:
+        """Initial values of what this rank holds, and of nothing else."""
+        by_slot: dict[int, list[Holding]] = defaultdict(list)
+        for held in self.holdings:
+            if held.what in ("param", "buffer"):
+                by_slot[held.slot].append(held)
         for index, slot in enumerate(self.me.slots):
-            if slot.kind in ("param", "buffer") and slot.base < 0:
-                self._fill(index, self._initial(slot.source, slot.split_over, bodies))
-            elif slot.kind == "flat":
-                self._fill(index, self._initial_bucket(slot.bucket, bodies))
-            elif slot.kind == "shard" and slot.base < 0:
-                part, parts = self.me.part_of(slot, self.plan.mesh)
-                whole = self._initial_bucket(slot.bucket, bodies)
-                self._fill(index, whole.chunk(parts)[part].clone())
+            if slot.kind in MODEL and slot.base < 0:
+                self._fill(index, self._initial(slot, by_slot[index], bodies))
+
+    def _initial(self, slot: Slot, held: list[Holding], bodies: Mapping[str, str]) -> Tensor:
+        """A tensor, or the pieces of a bucket side by side, before they are narrowed."""
+        values = (elements_of(self._whole(h.tensor, bodies), h) for h in held)
+        if slot.bucket < 0:
+            (value,) = values
+            return value.reshape(slot.shape).clone()
+        dtype = accumulation_dtype(slot.dtype)
+        flat = torch.zeros(slot.shape, dtype=getattr(torch, dtype))
+        for h, value in zip(held, values, strict=True):
+            flat[h.offset : h.offset + value.numel()] = value
+        return flat
+
+    def _whole(self, name: str, bodies: Mapping[str, str]) -> Tensor:
+        return initial_value(self.plan.tensors[name], bodies, seed=self.plan.seed)
 
     def _fill(self, index: int, value: Tensor) -> None:
         """A tensor of the model; what a narrower dtype loses of it is kept for masters."""
@@ -100,29 +119,38 @@ class Worker:
         slot = self.me.slots[index]
         if slot.base < 0 or slot.base not in self._wide:
             return self._wide.get(index)
-        part, parts = self.me.part_of(slot, self.plan.mesh)
-        return self._wide[slot.base].chunk(parts)[part].clone()
+        begin, end = window(self.plan, self.me, slot)
+        return self._wide[slot.base][begin:end].clone()
 
     def _share_model(self, other: Worker, bodies: Mapping[str, str]) -> None:
-        """Hold the same tensors of the model as another worker. What that one neither reads nor trains
-        is as it was in the beginning."""
-        theirs = {slot.name: i for i, slot in enumerate(other.me.slots) if slot.kind in MODEL}
+        """Hold the same tensors of the model as another worker, which has the same elements. What that
+        one neither reads nor trains is as it was in the beginning."""
+        slots = enumerate(other.me.slots)
+        theirs = {other.content(i): i for i, s in slots if s.kind in MODEL and s.base < 0}
+        held = {h.tensor for h in other.holdings}
         for index, slot in enumerate(self.me.slots):
             if slot.kind in MODEL and slot.base < 0:
-                known = theirs.get(slot.name, -1)
-                has = other.me.slots[known] if known >= 0 else None
+                known = theirs.get(self.content(index))
                 tensor = other.plan.tensors.get(slot.source)
-                if has is None and slot.source and not (tensor and tensor.trainable):
-                    self._fill(index, self._initial(slot.source, slot.split_over, bodies))
+                fresh = slot.source not in held and not (tensor and tensor.trainable)
+                if known is None and slot.source and fresh:
+                    held_here = list(held_in(self.plan, self.me, index))
+                    self._fill(index, self._initial(slot, held_here, bodies))
                     continue
-                if has is None or (has.shape, has.dtype) != (slot.shape, slot.dtype):
+                if known is None:
                     raise RunError(
                         f"rank {self.me.rank}: {slot.name} is {slot.dtype}{list(slot.shape)}, but "
-                        "the worker it is shared with has "
-                        + (f"{has.dtype}{list(has.shape)}" if has else "none"),
+                        "the worker it is shared with has none",
                         legal="a plan and its own evaluation",
                     )
                 self._set(index, other.slots[known])
+
+    def content(self, index: int) -> tuple[object, ...]:
+        """What lies in a slot, whatever its number is."""
+        slot = self.me.slots[index]
+        held = held_in(self.plan, self.me, index)
+        pieces = tuple((h.what, h.tensor, h.box, h.first, h.last, h.offset) for h in held)
+        return (slot.kind, slot.shape, slot.dtype, pieces)
 
     def _fill_constants(self) -> None:
         for index, slot in enumerate(self.me.slots):
@@ -132,22 +160,6 @@ class Worker:
                 self._set(index, self._empty(slot).fill_(float(slot.source)))
         self.pooled = pooled_tensors(self.me.slots, self.device)
 
-    def _initial(
-        self, source: str, split_over: tuple[str, ...], bodies: Mapping[str, str]
-    ) -> Tensor:
-        whole = initial_value(self.plan.tensors[source], bodies, seed=self.plan.seed)
-        part, parts = self.me.part_along(split_over, self.plan.mesh)
-        return (whole.chunk(parts)[part] if parts > 1 else whole).clone()
-
-    def _initial_bucket(self, number: int, bodies: Mapping[str, str]) -> Tensor:
-        bucket = self.plan.buckets[number]
-        dtype = accumulation_dtype(bucket.dtype)
-        flat = torch.zeros(bucket.size, dtype=getattr(torch, dtype))
-        for name, start in zip(bucket.params, bucket.offsets, strict=True):
-            value = self._initial(name, bucket.split_over, bodies)
-            flat[start : start + value.numel()] = value.flatten()
-        return flat
-
     def _set(self, index: int, tensor: Any) -> None:
         """Fill a slot, and those that show a part of it."""
         self.slots[index] = tensor
@@ -156,7 +168,7 @@ class Worker:
             size = math.prod(slot.shape)
             start = slot.offset
             if slot.kind == "shard":
-                start = self.me.part_of(slot, self.plan.mesh)[0] * size
+                start, _ = window(self.plan, self.me, slot)
             self._set(part, tensor[start : start + size].view(slot.shape))
 
     def _empty(self, slot: Slot) -> Tensor:
@@ -212,25 +224,39 @@ class Worker:
         check_count(found["count"])
         return found
 
-    def tensors(self, kind: str) -> dict[str, Tensor]:
-        """What this rank holds of a kind: buffers, and parameters that are whole here, by their name in
-        the model; parts and gradients of buckets by `$` and the bucket's. `master` are parameters, or
-        the rank's parts of buckets, as optimizers hold them."""
-        if kind == "master":
-            return self._masters()
-        found = {}
-        for index, slot in enumerate(self.me.slots):
-            whole = slot.base < 0 or self.me.slots[slot.base].kind == "flat"
-            if kind == slot.kind and kind in ("param", "buffer") and whole:
-                found[slot.source] = self.slots[index]
-            elif slot.kind == ("shard" if kind == "param" else kind) and slot.base < 0:
-                found[f"${self.plan.buckets[slot.bucket].name}"] = self.slots[index]
+    def tensors(self, what: str) -> dict[str, Tensor]:
+        """What this rank holds of a kind, by the keys of its holdings (see `plan/holdings.py`).
+        Optimizer state is there after the first step."""
+        found: dict[str, Tensor] = {}
+        for held in self.holdings:
+            if held.what == what:
+                tensor = self._beside(held)
+                if tensor is not None:
+                    found[held.key] = tensor
         return found
 
-    def _masters(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for number, updater in self.updaters.items():
-            bucket, values = self.plan.buckets[number], [m.detach() for m in updater.masters]
-            names = [f"${bucket.name}"] if bucket.over else bucket.params
-            found.update(zip(names, values, strict=True))
-        return found
+    def _beside(self, held: Holding) -> Tensor | None:
+        """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
+        whole: Tensor | None = self.slots[held.slot]
+        if held.what in ("master", "state"):
+            updater, place = self._stepping[held.slot]
+            master = updater.masters[place]
+            whole = (
+                master
+                if held.what == "master"
+                else updater.optimizer.state.get(master, {}).get(held.state)
+            )
+        if whole is None or held.form != "elements":
+            return whole
+        flat = whole.detach().reshape(-1)[held.offset : held.offset + held.last - held.first]
+        return flat.view(held.box.size) if held.is_whole_box else flat
+
+    @cached_property
+    def _stepping(self) -> dict[int, tuple[Updater, int]]:
+        """Slot -> who steps it, and as which of its tensors."""
+        return {
+            slot: (self.updaters[task.bucket], place)
+            for task in self.me.tasks
+            if isinstance(task, Update)
+            for place, slot in enumerate(task.stepped)
+        }

@@ -1,0 +1,139 @@
+"""Holdings: a plan and a rank in; which elements of which of the model's tensors lie where on it, out.
+
+A rank holds a box of each tensor: its part along every dim that an axis cuts. What lies in a flat shard
+of a bucket may begin or end in the middle of such a box; so a holding is a box and a range of its
+elements, in row-major order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from piper.mesh import Mesh
+from piper.plan.optimizers import StateForm, state_pieces
+from piper.plan.slots import Slot
+from piper.plan.tasks import Update
+from piper.plan.types import Bucket, ModelTensor, Plan, RankPlan, bind
+
+What = Literal["param", "buffer", "grad", "master", "state"]
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A rectangular part of a tensor: per dim where it starts, and its size."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.size)
+
+
+class Holding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Elements `first` to `last` of a box of a tensor lie in a slot from element `offset` on.
+
+    Masters and optimizer state lie beside the slot that they step, element for element; `form` says so
+    of a piece of state, or that it is one number, or has a shape of its own.
+    """
+
+    what: What
+    tensor: str
+    slot: int
+    offset: int
+    box: Box
+    first: int
+    last: int
+    state: str = ""
+    form: StateForm = "elements"
+
+    @property
+    def is_whole_box(self) -> bool:
+        return (self.first, self.last) == (0, self.box.num_elements)
+
+    @property
+    def key(self) -> str:
+        """What a rank calls it: `layer.weight`, or `layer.weight[0:128]` for a range."""
+        name = f"{self.tensor}:{self.state}" if self.state else self.tensor
+        return name if self.is_whole_box else f"{name}[{self.first}:{self.last}]"
+
+
+def box_of(tensor: ModelTensor, mesh: Mesh, coordinates: Mapping[str, int]) -> Box:
+    """What the rank at these coordinates has of a tensor: along each axis that cuts it, its part."""
+    start, size = [0] * len(tensor.shape), list(tensor.shape)
+    sizes = dict(mesh.axes)
+    for axis, dim in tensor.cut:
+        size[dim] //= sizes[axis]
+        start[dim] += coordinates[axis] * size[dim]
+    return Box(tuple(start), tuple(size))
+
+
+def holdings(plan: Plan, rank: int) -> tuple[Holding, ...]:
+    """All that a rank holds from step to step, each memory once."""
+    return tuple(_Held(plan, bind(plan, rank)).all())
+
+
+def held_in(plan: Plan, me: RankPlan, index: int) -> tuple[Holding, ...]:
+    """What lies in one slot, also where that shows a part of another one's memory."""
+    return tuple(_Held(plan, me).slot(index))
+
+
+class _Held:
+    def __init__(self, plan: Plan, me: RankPlan) -> None:
+        self.plan = plan
+        self.me = me
+
+    def all(self) -> Iterator[Holding]:
+        for index, slot in enumerate(self.me.slots):
+            if slot.base < 0:
+                yield from self.slot(index)
+        for task in self.me.tasks:
+            if isinstance(task, Update):
+                for index in task.stepped:
+                    yield from self._stepped(index)
+
+    def slot(self, index: int) -> Iterator[Holding]:
+        slot = self.me.slots[index]
+        if slot.kind in ("param", "buffer"):
+            box = self._box(slot.source)
+            what: What = "buffer" if slot.kind == "buffer" else "param"
+            yield Holding(what, slot.source, index, 0, box, 0, box.num_elements)
+        elif slot.kind in ("flat", "shard", "grad"):
+            bucket = self.plan.buckets[slot.bucket]
+            yield from self._bucket(index, bucket, "grad" if slot.kind == "grad" else "param")
+
+    def _bucket(self, index: int, bucket: Bucket, what: What) -> Iterator[Holding]:
+        """The parameters of a bucket, as far as they lie in the part of it that the rank has."""
+        begin, end = window(self.plan, self.me, self.me.slots[index])
+        for name, offset in zip(bucket.params, bucket.offsets, strict=True):
+            box = self._box(name)
+            first, last = max(offset, begin), min(offset + box.num_elements, end)
+            if first < last:
+                yield Holding(what, name, index, first - begin, box, first - offset, last - offset)
+
+    def _stepped(self, index: int) -> Iterator[Holding]:
+        for held in self.slot(index):
+            yield msgspec.structs.replace(held, what="master")
+            for name, form in state_pieces(self.plan.optimizer, held.box.size):
+                yield msgspec.structs.replace(held, what="state", state=name, form=form)
+
+    def _box(self, name: str) -> Box:
+        return box_of(self.plan.tensors[name], self.plan.mesh, self.me.coordinates)
+
+
+def window(plan: Plan, me: RankPlan, slot: Slot) -> tuple[int, int]:
+    """Which elements of its bucket a slot has: all, or the rank's part along the bucket's axes."""
+    bucket = plan.buckets[slot.bucket]
+    if not is_cut(plan, slot):
+        return 0, bucket.size
+    part, parts = me.part_along(bucket.over, plan.mesh)
+    return part * bucket.size // parts, (part + 1) * bucket.size // parts
+
+
+def is_cut(plan: Plan, slot: Slot) -> bool:
+    """Whether a slot of a bucket has only the rank's part of it."""
+    cut = slot.kind in ("shard", "grad") and plan.buckets[slot.bucket].over
+    return bool(cut)
