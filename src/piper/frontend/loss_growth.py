@@ -149,11 +149,11 @@ class _Powers:
 
 def _reduction(node: fx.Node) -> str:
     """How a loss function of torch reduces what it computes per element; "" of anything else."""
-    target = node.target
-    if isinstance(target, str) or getattr(target, "__module__", "") != "torch.nn.functional":
+    function = node.target
+    if isinstance(function, str) or function.__module__ != "torch.nn.functional":
         return ""
     try:
-        given = inspect.signature(target).bind(*node.args, **node.kwargs)
+        given = inspect.signature(function).bind(*node.args, **node.kwargs)
     except (TypeError, ValueError):
         return ""
     given.apply_defaults()
