@@ -127,7 +127,8 @@ def test_parameters_are_shared_not_copied() -> None:
         job = _job("dense", options)
         with job.launch("loopback") as run:
             run.evaluate(batches_of("dense")[0])
-            for mine, other in zip(run.workers.evaluating, run.workers.workers, strict=True):  # type: ignore[attr-defined]
+            for member in run.workers.pool.members:  # type: ignore[attr-defined]
+                mine, other = member.workers["eval"], member.workers["train"]
                 held = {s.name: i for i, s in enumerate(other.me.slots)}
                 shared = [
                     (mine.slots[i], other.slots[held[s.name]])

@@ -291,7 +291,7 @@ def test_the_plan_counts_the_bytes_of_optimizer_state(
     with job.launch("loopback") as run:
         run.step(batch)
         run.step(batch)
-        measured = {_state_bytes(w.updaters.values()) for w in run.workers.workers}  # type: ignore[attr-defined]
+        measured = {_state_bytes(w.updaters.values()) for w in run.workers.workers}
     said = {peak.by_category["optimizer"] for peak in job.report.peaks}
     assert measured == said and (dtype_bytes(dtype) == 4 or min(said) > 0)
 
