@@ -71,6 +71,7 @@ class Source:
         self.batch_size = _batch_size(self.leaves)
         self.dtype = dtype
         self.training = training
+        self.guessed = False
         self._variants: dict[tuple[str, bool], Source] = {(dtype, training): self}
         self._captures = Captures(
             make_model,
@@ -136,9 +137,10 @@ class Source:
 
     def graph(self, cuts: Cuts = UNCUT) -> Graph:
         """The logical graph before any directive. Which dims carry rows is seen by comparison with the
-        program at twice the batch."""
+        program at twice the batch; where that is not the same, it is `guessed`."""
         _, traced = self.at(self.batch_size, cuts)
         types = self._captures.types_at(2 * self.batch_size) or self._larger(traced, cuts)
+        self.guessed = types is None
         return build_graph(traced, batch_layouts(traced, types))
 
     def _larger(self, traced: Traced, cuts: Cuts) -> dict[str, TensorType] | None:
