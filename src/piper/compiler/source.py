@@ -135,11 +135,13 @@ class Source:
             self._traced[rows, cuts] = traced
         return found, self._traced[rows, cuts]
 
-    def graph(self, cuts: Cuts = UNCUT) -> Graph:
+    def graph(self, cuts: Cuts = UNCUT, *, like: Traced | None = None) -> Graph:
         """The logical graph before any directive. Which dims carry rows is seen by comparison with the
-        program at twice the batch; where that is not the same, it is `guessed`."""
+        program at another size: `like`, or one of twice the batch; where neither is there, it is
+        `guessed`."""
         _, traced = self.at(self.batch_size, cuts)
-        types = self._captures.types_at(2 * self.batch_size) or self._larger(traced, cuts)
+        types = _types(like) if like else self._captures.types_at(2 * self.batch_size)
+        types = types or self._larger(traced, cuts)
         self.guessed = types is None
         return build_graph(traced, batch_layouts(traced, types))
 
@@ -151,7 +153,7 @@ class Source:
             return None
         if _structure(larger) != _structure(traced):
             return None
-        return {name: value.spec for name, value in larger.values.items()}
+        return _types(larger)
 
     def local(self, rows: int, cuts: Cuts = UNCUT) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""
@@ -211,6 +213,10 @@ def _batch_size(leaves: dict[str, Tensor]) -> int:
             details=[f"{name}: {size}" for name, size in sizes.items()],
         )
     return next(iter(sizes.values()))
+
+
+def _types(traced: Traced) -> dict[str, TensorType]:
+    return {name: value.spec for name, value in traced.values.items()}
 
 
 def _structure(traced: Traced) -> list[Any]:
