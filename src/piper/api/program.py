@@ -13,6 +13,7 @@ from piper.api.program_file import program_from_json, program_to_json
 from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
+from piper.compiler.sum_warning import warn_of_sum
 from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
 from piper.errors import PlanError, TraceError
@@ -204,6 +205,7 @@ class Program:
         limit = None if memory_limit is None else parse_size(memory_limit)
         settings = Settings(chosen, device, seed, clip, late_clip, _PRECISIONS[precision], limit)
         lowered = lower(self._scheduled, settings)
+        warn_of_sum(lowered.source, lowered.plan)
         return Job.of(lowered, partial(self._evaluation, settings, lowered.buckets))
 
     def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:
