@@ -94,6 +94,8 @@ def _replacing_parameters() -> Iterator[None]:
                 made = function(tensor)
             if made is not tensor and isinstance(tensor, nn.Parameter):
                 made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+                for key, mark in vars(tensor).items():  # what the user set, for an optimizer to see
+                    vars(made).setdefault(key, mark)
             replaced[id(tensor)] = tensor, made
         return replaced[id(tensor)][1]
 
