@@ -276,12 +276,13 @@ def test_a_batch_norm_that_keeps_its_statistics_trains_and_is_evaluated() -> Non
         model[1].eval()
         return model
 
-    batch = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    program = piper.trace(make, batch, lambda model, x: model(x).square().mean())
+    x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = {"x": x}
+    program = piper.trace(make, batch, lambda model, batch: model(batch["x"]).square().mean())
     job = program.apply(parallel(dp=2, microbatches=2)).lower(optimizer=ADAMW)
     with job.launch("loopback") as run:
         run.step(batch)
-        assert abs(run.evaluate(batch) - _eager(job, run.parameters(), batch)) < 1e-12
+        assert abs(run.evaluate(batch).loss - _eager(job, run.parameters(), batch)) < 1e-12
 
 
 def test_state_that_only_an_evaluation_changes_is_refused() -> None:

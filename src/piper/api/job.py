@@ -13,7 +13,7 @@ from piper.check import Report, check_plan
 from piper.compiler.driver import Lowered
 from piper.compiler.source import Source
 from piper.errors import Call, PlanError
-from piper.files import PLAN_LIMIT, read_bytes
+from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.ir.graph import Graph
 from piper.ir.graph_text import graph_to_text
 from piper.plan.diff import diff
@@ -120,9 +120,7 @@ class Job:
         """
         other = self.evaluation() if evaluation and self.plan.train else None
         bodies = {**self.bodies, **(other.bodies if other else {})}
-        data = job_to_json(self.plan, bodies, other.plan if other else None)
-        with open(path, "wb") as file:
-            file.write(data)
+        write_bytes(path, job_to_json(self.plan, bodies, other.plan if other else None))
 
     def evaluation(self) -> Job:
         """The same program under the same strategy, forwards only and with the model in eval() mode.

@@ -17,7 +17,7 @@ from piper.compiler.sum_warning import warn_of_sum
 from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
 from piper.errors import PlanError, TraceError
-from piper.files import PLAN_LIMIT, read_bytes
+from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.frontend.capture import Step
 from piper.frontend.stage_choice import StageCut
 from piper.ir.byte_sizes import parse_size
@@ -123,8 +123,7 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph and the history as JSON, for `load_program`."""
-        with open(path, "wb") as file:
-            file.write(self.to_json())
+        write_bytes(path, self.to_json())
 
     def history_as_code(self) -> str:
         """The directives so far as a strategy that can be pasted."""

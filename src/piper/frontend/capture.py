@@ -23,7 +23,7 @@ from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.any_rows import RowSymbol, at_rows, depends_on_data, leave_rows_open
-from piper.frontend.building import building, cast_parameters, readable_values
+from piper.frontend.building import building, cast_parameters
 from piper.frontend.captured_nodes import callee, source_of, value_of
 from piper.frontend.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.interpret import Facts, interpret
@@ -140,14 +140,7 @@ def record(
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
-    with (
-        _quiet(),
-        readable_values(),
-        mode,
-        building(mode),
-        refusing_hooks(),
-        recording() as initializers,
-    ):
+    with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
         model = make_model()
     refuse_hooks(model)
     named = (*model.named_parameters(), *model.named_buffers())

@@ -150,7 +150,8 @@ class _Powers:
 def _reduction(node: fx.Node) -> str:
     """How a loss function of torch reduces what it computes per element; "" of anything else."""
     function = node.target
-    if isinstance(function, str) or function.__module__ != "torch.nn.functional":
+    home = getattr(function, "__module__", "")
+    if isinstance(function, str) or home != "torch.nn.functional":
         return ""
     try:
         given = inspect.signature(function).bind(*node.args, **node.kwargs)
