@@ -30,6 +30,7 @@ from piper.frontend.interpret import Facts, interpret
 from piper.frontend.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 from piper.frontend.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.state import Origin, refuse_changed_state
+from piper.ir.tensor_type import TensorType
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -100,6 +101,19 @@ class Recording:
 
     def holds_at(self, rows: int) -> bool:
         return self.rows is None or self.rows.covers(rows)
+
+    def types_at(self, rows: int) -> dict[str, TensorType]:
+        """The types of all results at a number of rows, by the names that Values have."""
+        assert self.rows is not None
+        types = {}
+        for node in self.graph.nodes:
+            value = value_of(node)
+            if isinstance(value, Tensor):
+                origin = self.origins.get(node)
+                name = origin.name if origin else f"%{node.name}"
+                dtype = str(value.dtype).removeprefix("torch.")
+                types[name] = TensorType(self.rows.shape(value, rows), dtype)
+        return types
 
 
 def record(
