@@ -161,8 +161,8 @@ def main() -> None:
             f"{options.zero}: CPU seconds of directives, passes and proofs\nafter tracing, with torch "
             f"{torch.__version__}. Made by `python benchmarks/compile_speed.py --write`. Rows of 6,738\n"
             "nodes differ in the number of ranks alone. The last row is a model of the shape of Llama\n"
-            "3 8B (`benchmarks/llama.py`) under 1F1B on 64 ranks. Peak memory is that of the process so\n"
-            "far, torch included.\n\n" + "\n".join(lines) + "\n"
+            "3 8B (`benchmarks/llama.py`) under 1F1B on 64 ranks. Peak memory is that of the process\n"
+            "so far, torch included.\n\n" + "\n".join(lines) + "\n"
         )
 
 
