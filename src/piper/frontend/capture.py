@@ -167,7 +167,7 @@ def record(
     ):
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
-    warn_of_side_effects(said)
+    warn_of_side_effects(said, effects.lines)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     constants = _constants(graph, module)
