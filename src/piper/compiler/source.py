@@ -23,6 +23,7 @@ from piper.frontend.capture import (
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
+from piper.ir.tensor_type import TensorType
 from piper.plan.types import BatchLeaf, ModelTensor, Optimizer
 from piper.runtime.factory import Factory, resolve_optimizer
 
@@ -139,17 +140,20 @@ class Source:
         program at another size: `like`, or one of twice the batch; where neither is there, it is
         `guessed`."""
         _, traced = self.at(self.batch_size, cuts)
-        other = like or self._larger(traced, cuts)
-        self.guessed = other is None
-        return build_graph(traced, batch_layouts(traced, other))
+        types = _types(like) if like else self._captures.types_at(2 * self.batch_size)
+        types = types or self._larger(traced, cuts)
+        self.guessed = types is None
+        return build_graph(traced, batch_layouts(traced, types))
 
-    def _larger(self, traced: Traced, cuts: Cuts) -> Traced | None:
-        """The program at twice the size, if it is the same program there."""
+    def _larger(self, traced: Traced, cuts: Cuts) -> dict[str, TensorType] | None:
+        """The types of Values at twice the size, if it is the same program there."""
         try:
             _, larger = self.at(2 * self.batch_size, cuts)
         except TraceError:
             return None
-        return larger if _structure(larger) == _structure(traced) else None
+        if _structure(larger) != _structure(traced):
+            return None
+        return _types(larger)
 
     def local(self, rows: int, cuts: Cuts = UNCUT) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""
@@ -209,6 +213,10 @@ def _batch_size(leaves: dict[str, Tensor]) -> int:
             details=[f"{name}: {size}" for name, size in sizes.items()],
         )
     return next(iter(sizes.values()))
+
+
+def _types(traced: Traced) -> dict[str, TensorType]:
+    return {name: value.spec for name, value in traced.values.items()}
 
 
 def _structure(traced: Traced) -> list[Any]:

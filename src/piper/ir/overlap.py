@@ -76,6 +76,9 @@ def _talking(node: Node) -> bool:
 
 def _chunk_sources(graph: Graph, node: Node) -> set[str]:
     """The chunks whose results reach a node without passing through another chunk."""
+    known: dict[str, set[str]] = graph.__dict__.setdefault("chunk_sources", {})
+    if node.name in known:
+        return known[node.name]
     found: set[str] = set()
     stack = [node]
     while stack:
@@ -86,4 +89,5 @@ def _chunk_sources(graph: Graph, node: Node) -> set[str]:
                     found.add(name)
                 else:
                     stack.append(source)
+    known[node.name] = found
     return found
