@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,22 @@ def test_what_is_refused(words: str, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=words) as refused:
         piper.load_job(path)
     assert isinstance(refused.value, CheckError) == (words == "does not wait for")
+
+
+@pytest.mark.parametrize("change", [_changed_body, _missing_body, _dropped_waits])
+def test_check_looks_at_bodies_and_at_the_evaluation(
+    change: Callable[[Any], None],
+    saved: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", str(saved)]) == 0
+    file = json.loads(saved.read_bytes())
+    change(file["evaluation"] if change is _dropped_waits else file)
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(file))
+    assert main(["check", str(path)]) == 2
+    assert re.search("body [0-9a-f]{16} is|does not wait for", capsys.readouterr().err)
 
 
 def test_numbers_in_a_body_stay_small(saved: Path, tmp_path: Path) -> None:

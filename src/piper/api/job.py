@@ -32,9 +32,9 @@ def load_job(path: str | os.PathLike[str]) -> Job:
     It launches, trains and evaluates without the model's code. Operators of the user's own must be
     registered before.
     """
-    file = job_from_json(read_bytes(path, limit=PLAN_LIMIT))
+    data = read_bytes(path, limit=PLAN_LIMIT)
     try:
-        return _loaded(file)
+        return _loaded(job_from_json(data))
     except PlanError as error:
         details, legal = error.details, error.legal
         call = error.call or Call(os.fspath(path))

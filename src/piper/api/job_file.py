@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from piper.errors import PlanError
+from piper.plan.body_spec import content_hash
 from piper.plan.types import Plan, plan_from_json
 
 _LEGAL = "a file that job.save(path) or `piper plan FILE.py -o PLAN.json` wrote"
@@ -36,12 +37,32 @@ def job_to_json(plan: Plan, bodies: Mapping[str, str], evaluation: Plan | None) 
 
 
 def job_from_json(data: bytes) -> JobFile:
+    plan, code, evaluation = plan_file_from_json(data)
+    if code is None:
+        raise PlanError("this is a plan without its bodies", legal=_LEGAL)
+    return JobFile(plan, code, evaluation)
+
+
+def plan_file_from_json(data: bytes) -> tuple[Plan, dict[str, str] | None, Plan | None]:
+    """The plan of a file and, of a job's, the texts of all bodies and the evaluation.
+
+    Bodies are what their names say; what they do is looked at when a job is loaded.
+    """
     plan = plan_from_json(data)
     try:
         rest = msgspec.json.decode(data, type=_Rest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"not a Piper job: {error}", legal=_LEGAL) from None
-    if rest.code is None:
-        raise PlanError("this is a plan without its bodies", legal=_LEGAL)
     without = bytes(rest.evaluation) == b"null"
-    return JobFile(plan, rest.code, None if without else plan_from_json(bytes(rest.evaluation)))
+    evaluation = None if without else plan_from_json(bytes(rest.evaluation))
+    if rest.code is not None:
+        for each in (plan, evaluation) if evaluation else (plan,):
+            _check_code(each, rest.code)
+    return plan, rest.code, evaluation
+
+
+def _check_code(plan: Plan, code: Mapping[str, str]) -> None:
+    for name in plan.bodies:
+        if name not in code or content_hash(code[name]) != name:
+            what = "is not what its name says" if name in code else "is missing"
+            raise PlanError(f"body {name} {what}", legal="the bodies that the plan was saved with")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from functools import lru_cache
@@ -29,6 +28,7 @@ from piper.bodies.quick import quicken
 from piper.bodies.random import uniform as uniform
 from piper.errors import TraceError
 from piper.files import excess
+from piper.plan.body_spec import content_hash as content_hash
 
 
 def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) -> str:
@@ -52,10 +52,6 @@ def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) ->
             lines.append([name, args, kwargs] if kwargs else [name, args])
         number[node] = len(number)
     return json.dumps(lines, separators=(",", ":"))
-
-
-def content_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def decode(text: str) -> fx.GraphModule:

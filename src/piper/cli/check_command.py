@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from piper.check import check_plan
-from piper.cli.plan_file import read_plan
+from piper.cli.plan_file import read_plans
 from piper.ir.byte_sizes import parse_size
 
 
@@ -29,8 +29,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     limit = None if arguments.memory_limit is None else parse_size(arguments.memory_limit)
-    plan = read_plan(arguments.plan)
+    plan, evaluation = read_plans(arguments.plan)
     report = check_plan(plan, memory_limit=limit)
+    if evaluation is not None:
+        check_plan(evaluation, memory_limit=limit)
     if arguments.json:
         print(json.dumps(asdict(report)))
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -46,3 +47,8 @@ class ChunkBodies(msgspec.Struct, frozen=True):
     kept: tuple[TensorType, ...]
     outputs: tuple[TensorType, ...]
     grads: dict[int, TensorType]
+
+
+def content_hash(text: str) -> str:
+    """The name of a body: a hash of its text."""
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
