@@ -76,7 +76,7 @@ class _Explained:
             shown = [_ranks(m) for m in dict.fromkeys(group.ranks(mesh, r) for r in ranks)]
         more = [f"{len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
         yield f"  group    {group}: ranks {' | '.join([*shown[:_SHOWN], *more])}"
-        if isinstance(task, Comm):
+        if isinstance(task, Comm) and task.key:
             yield f"  key      {task.key}"
             yield from self._peers(task.key)
 

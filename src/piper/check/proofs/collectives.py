@@ -80,6 +80,10 @@ def _counts(world: World, party: Party) -> Iterator[Problem]:
                 what = f"rows by {party.slots[task.splits].name}"
                 yield _uncounted(world, party, index, by, what)
         elif isinstance(task, Read):
+            splits = party.slots[task.splits]
+            if (splits.kind, splits.shape) != ("host", (2, world.size(task))):
+                text = f"{task.name} reads two numbers a rank into {show(splits)}"
+                yield problem(world, "collectives", text, (party, index))
             by = writer.get(task.received, -1)
             made = party.tasks[by] if by >= 0 else None
             exchanged = isinstance(made, Comm) and made.facts.by_rows and made.source == task.sent
@@ -110,6 +114,9 @@ def _compare(world: World, members: list[Party], joined: dict[int, list[int]]) -
                 text = f"{first.label} joins {one.name} where {party.label} joins {other.name}"
                 yield problem(world, "collectives", text, (first, a), (party, b))
                 break
+            if one.tags != other.tags:
+                text = f"{one.name} has other tags than {other.name}"
+                yield problem(world, "labels", text, (first, a), (party, b))
             source, other_source = first.slots[one.source], party.slots[other.source]
             if one.facts.alike and not same_tensor(source, other_source):
                 text = f"{one.name} brings {show(source)}, {other.name} {show(other_source)}"
