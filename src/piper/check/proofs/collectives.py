@@ -54,6 +54,8 @@ def _groups(world: World, party: Party) -> Iterator[Problem]:
             text = f"{task.name}: group {group} has ranks twice"
         elif not isinstance(task, Comm):
             continue
+        elif bool(task.key) != (len(group.slices) > 1):
+            text = f"{task.name} has a key among ranks of one class, or none among several"
         else:
             text = _misfit(task, party.slots, world.size(task))
         if text:
@@ -110,7 +112,7 @@ def _compare(world: World, members: list[Party], joined: dict[int, list[int]]) -
         for a, b in zip(mine, theirs, strict=False):
             one, other = first.tasks[a], party.tasks[b]
             assert isinstance(one, Comm) and isinstance(other, Comm)
-            if (one.comm, one.key, one.reverse) != (other.comm, other.key, other.reverse):
+            if (one.comm, one.meeting, one.reverse) != (other.comm, other.meeting, other.reverse):
                 text = f"{first.label} joins {one.name} where {party.label} joins {other.name}"
                 yield problem(world, "collectives", text, (first, a), (party, b))
                 break

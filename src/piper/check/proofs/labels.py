@@ -41,7 +41,7 @@ class _Labels:
         for index, task in enumerate(self.party.tasks):
             if isinstance(task, Run):
                 wanted = label(task.phase, task.tags)
-                if task.name != wanted and _PART.sub("", task.name) != _PART.sub("", wanted):
+                if task.name != wanted and _PART.sub("", task.name).replace("[,", "[") != wanted:
                     yield self._problem(f"{task.name} has the phase and tags of {wanted}", index)
             elif not sends(task) and not self._tied(task):  # a send has the tags of its recv
                 tags = ",".join(f"{tag}={value}" for tag, value in task.tags) or "none"

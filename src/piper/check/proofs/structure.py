@@ -150,8 +150,6 @@ def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
         return f"sends {party.slots[task.source].name}, which is no tensor"
     if task.target != NO_SLOT and party.slots[task.target].base >= 0:
         return "fills a part of another slot"
-    if len(plan.groups[task.group].slices) == 1 and task.key:
-        return "has a key, but meets nobody of another class"
     if task.splits != NO_SLOT:
         there, back = (party.slots[s].bound is None for s in (task.source, task.target))
         if (task.reverse, not task.reverse) != (back, there):
