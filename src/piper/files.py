@@ -82,6 +82,15 @@ def read_text(
         raise error(message, call=call, legal="UTF-8") from None
 
 
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except (OSError, ValueError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else None
+        raise FileError(f"{os.fspath(path)} cannot be written: {reason or problem}") from None
+
+
 def excess(data: bytes) -> str:
     """Why JSON must not be decoded: what it nests too deeply or counts too far; '' if it may be."""
     bare = _STRING.sub(b'""', data)

@@ -9,6 +9,8 @@ import msgspec
 
 from piper.errors import Call, MeshError, did_you_mean, user_source
 
+MAX_RANKS = 1 << 20
+
 
 class Slice(msgspec.Struct, frozen=True, order=True):
     """The ranks of a mesh whose coordinates on some axes are fixed; no fixed axis: all ranks."""
@@ -21,6 +23,12 @@ class Slice(msgspec.Struct, frozen=True, order=True):
     @property
     def axes(self) -> frozenset[str]:
         return frozenset(axis for axis, _ in self.fixed)
+
+    def inside(self, mesh: Mesh) -> bool:
+        """Whether it fixes different axes of a mesh, each at a coordinate that exists."""
+        sizes = dict(mesh.axes)
+        known = all(axis in sizes and 0 <= at < sizes[axis] for axis, at in self.fixed)
+        return known and len(self.axes) == len(self.fixed)
 
 
 class Mesh(msgspec.Struct, frozen=True):
@@ -95,6 +103,18 @@ class Mesh(msgspec.Struct, frozen=True):
             if axis in axes:
                 index = index * size + coordinates[axis]
         return index
+
+
+def mesh_problem(mesh: Mesh) -> str:
+    """Why there can be no such mesh; '' if there can be. For meshes from files: `Schedule.mesh` says so
+    with the user's line."""
+    if len(set(mesh.names)) < len(mesh.names) or not all(mesh.names):
+        return "two axes of the mesh have one name, or one has none"
+    text = str(mesh)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    if any(not 1 <= size <= MAX_RANKS for _, size in mesh.axes) or mesh.size > MAX_RANKS:
+        return f"the mesh is {text}; there can be 1 to {MAX_RANKS} ranks"
+    return ""
 
 
 class Group(msgspec.Struct, frozen=True):

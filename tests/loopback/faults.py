@@ -12,8 +12,8 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.tasks import Task
 from piper.plan.types import Plan, RankClass
-from piper.runtime.transport.loopback import Loopback
 from piper.training.verify import Trained, compare
+from tests.loopback.pools import loopback
 
 
 def changed(plan: Plan, change: Callable[[RankClass, int, Task], Task]) -> Plan:
@@ -50,7 +50,7 @@ def noticed(
 ) -> str:
     """How the adversary sees that a plan is wrong: an error, or numbers; '' if it does not."""
     for seed in seeds:
-        run = Run(plan, Loopback(plan, job.bodies, adversary=True, seed=seed))
+        run = Run(plan, loopback(plan, job.bodies, adversary=True, seed=seed))
         try:
             errors = compare(run, batches, reference)
         except (RunError, RuntimeError, IndexError) as error:

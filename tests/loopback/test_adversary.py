@@ -12,8 +12,8 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.tasks import Task
 from piper.plan.types import Plan, RankClass
-from piper.runtime.transport.loopback import Loopback
 from piper.training.verify import compare, train_one_device
+from tests.loopback.pools import loopback
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of
 
@@ -36,7 +36,7 @@ def _fails(job: Job, plan: Plan) -> str:
     """How the adversary sees that a plan is wrong: an error, or numbers that are; '' if it does not."""
     reference = train_one_device(job, batches_of("skip")[:1])
     for seed in SEEDS:
-        run = Run(plan, Loopback(plan, job.bodies, adversary=True, seed=seed))
+        run = Run(plan, loopback(plan, job.bodies, adversary=True, seed=seed))
         try:
             errors = compare(run, batches_of("skip")[:1], reference)
         except (RunError, RuntimeError, IndexError, TypeError) as error:

@@ -127,7 +127,8 @@ def test_parameters_are_shared_not_copied() -> None:
         job = _job("dense", options)
         with job.launch("loopback") as run:
             run.evaluate(batches_of("dense")[0])
-            for mine, other in zip(run.workers.evaluating, run.workers.workers, strict=True):  # type: ignore[attr-defined]
+            for member in run.workers.pool.members:  # type: ignore[attr-defined]
+                mine, other = member.workers["eval"], member.workers["train"]
                 held = {s.name: i for i, s in enumerate(other.me.slots)}
                 shared = [
                     (mine.slots[i], other.slots[held[s.name]])
@@ -265,3 +266,36 @@ def test_a_model_that_cannot_be_evaluated_is_refused_before_the_first_step(launc
             on_step=steps.append,
         )
     assert steps == []
+
+
+def test_a_batch_norm_that_keeps_its_statistics_trains_and_is_evaluated() -> None:
+    """In eval() mode it changes nothing, whatever it does in training."""
+
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)).double()
+        model[1].eval()
+        return model
+
+    x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = {"x": x}
+    program = piper.trace(make, batch, lambda model, batch: model(batch["x"]).square().mean())
+    job = program.apply(parallel(dp=2, microbatches=2)).lower(optimizer=ADAMW)
+    with job.launch("loopback") as run:
+        run.step(batch)
+        assert abs(run.evaluate(batch).loss - _eager(job, run.parameters(), batch)) < 1e-12
+
+
+def test_state_that_only_an_evaluation_changes_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.seen = nn.Linear(6, 6), nn.Buffer(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                self.seen.add_(1)
+            return self.layer(x)
+
+    program = piper.trace(Counting, torch.ones(8, 6), lambda model, x: model(x).square().mean())
+    with pytest.raises(TraceError, match=r"buffer seen is changed in place \(.*test_evaluation"):
+        program.lower().evaluation()

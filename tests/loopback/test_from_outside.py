@@ -45,10 +45,10 @@ from piper.plan.tasks import NO_SLOT, TASKS, Task, task_kind
 from piper.plan.types import Plan, plan_from_json
 from piper.plan.volume import communication as volume
 from piper.runtime.transport import distributed, loopback
-from piper.runtime.transport.loopback import Loopback
 from piper.runtime.transport.transport import Exchange
 from piper.runtime.worker.handlers import HANDLERS, Start, handles
 from piper.strategies import parallel
+from tests.loopback import pools
 from tests.loopback.programs import mean_square, random_batch, two
 from tests.tasks import comm
 
@@ -176,7 +176,7 @@ def _plan(job: Job, graph: Graph) -> Plan:
 
 
 def _train(plan: Plan, job: Job, **options: Any) -> list[list[dict[str, float]]]:
-    engine = Loopback(plan, job.bodies, **options)
+    engine = pools.loopback(plan, job.bodies, **options)
     return [engine.step(batch_leaves(random_batch(seed))) for seed in range(3)]
 
 
@@ -247,10 +247,16 @@ def test_what_nobody_has_added_is_refused_by_name_everywhere(job: Job) -> None:
         (problem,) = problems(mutant)
         assert problem.proof == "structure" and words in problem.message
         if task is not unknown:
-            refused("no Worker runs a task of kind 'scale'", RunError, Loopback, mutant, job.bodies)
+            refused(
+                "no Worker runs a task of kind 'scale'",
+                RunError,
+                pools.loopback,
+                mutant,
+                job.bodies,
+            )
             refused("not a Piper plan: .*scale", PlanError, plan_from_json, mutant.to_json())
         else:
-            refused("no communication is called", PlanError, Loopback, mutant, job.bodies)
+            refused("no communication is called", PlanError, pools.loopback, mutant, job.bodies)
 
 
 def test_a_transport_without_a_kind_says_so(job: Job) -> None:

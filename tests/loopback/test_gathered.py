@@ -18,9 +18,9 @@ from piper.api.program import Program
 from piper.api.run import Run
 from piper.plan.tasks import Task
 from piper.plan.types import Plan, RankClass
-from piper.runtime.transport.loopback import Loopback
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
+from tests.loopback.pools import loopback
 from tests.loopback.storages import unique_bytes
 from tests.zoo import MoE
 
@@ -158,7 +158,7 @@ class _Watch:
         self.most: dict[int, int] = defaultdict(int)
         self.begun: dict[int, set[int]] = defaultdict(set)
         self.places: dict[int, list[int]] = defaultdict(list)
-        self.workers = Loopback(plan, bodies, observe=self.look, **options)
+        self.workers = loopback(plan, bodies, observe=self.look, **options)
         for worker in self.workers.workers:
             for index, task in enumerate(worker.me.tasks):
                 for slot in task.writes:

@@ -65,7 +65,7 @@ def test_law_3_halves_give_bitwise_what_the_whole_gives(name: str) -> None:
     compared: Counter[str] = Counter()
     with job.launch("loopback") as run:
         known = _bodies(job)
-        for worker in run.workers.workers:  # type: ignore[attr-defined]
+        for worker in run.workers.workers:
             for index, task in enumerate(worker.me.tasks):
                 if task.kind == "run" and task.phase == "B":
                     node: Any = job.graph.nodes[task.name]

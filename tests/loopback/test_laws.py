@@ -63,7 +63,7 @@ def test_values_are_freed_within_a_step() -> None:
     job = program_of("moe").apply(strategy_of("pp2_ep2", "1f1b")).lower()
     with job.launch("loopback") as run:
         run.step(batches_of("moe")[0])
-        for worker in run.workers.workers:  # type: ignore[attr-defined]
+        for worker in run.workers.workers:
             kept = [
                 slot.name
                 for slot, value in zip(worker.me.slots, worker.slots, strict=True)

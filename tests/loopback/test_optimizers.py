@@ -244,6 +244,20 @@ def test_a_factory_becomes_what_it_was_given() -> None:
     assert _resolve(_grouped_alike) == Optimizer("AdamW", {"lr": 0.5, "weight_decay": 0.1})
 
 
+def test_a_factory_sees_what_the_model_wrote_on_a_parameter() -> None:
+    def make() -> nn.Module:
+        layer = nn.Linear(6, 6)
+        layer.bias.no_decay = True
+        return layer.double()
+
+    def factory(params: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([p for p in params if not hasattr(p, "no_decay")], lr=0.1)
+
+    program = piper.trace(make, torch.ones(8, 6).double(), lambda m, x: m(x).square().mean())
+    with pytest.raises(PlanError, match=r"test_optimizers.py:\d+\) leaves out bias"):
+        program.lower(optimizer=factory)
+
+
 def test_a_factory_is_shown_the_models_parameters() -> None:
     program = program_of("tied")
     shown: list[tuple[int, ...]] = []
@@ -277,7 +291,7 @@ def test_the_plan_counts_the_bytes_of_optimizer_state(
     with job.launch("loopback") as run:
         run.step(batch)
         run.step(batch)
-        measured = {_state_bytes(w.updaters.values()) for w in run.workers.workers}  # type: ignore[attr-defined]
+        measured = {_state_bytes(w.updaters.values()) for w in run.workers.workers}
     said = {peak.by_category["optimizer"] for peak in job.report.peaks}
     assert measured == said and (dtype_bytes(dtype) == 4 or min(said) > 0)
 

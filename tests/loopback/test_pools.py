@@ -10,10 +10,10 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.plan.memory_use import memory_use
 from piper.plan.types import Plan
-from piper.runtime.transport.loopback import Loopback
 from piper.runtime.worker.worker import Worker
 from piper.training.verify import train_one_device
 from tests.loopback.faults import noticed, without_waits
+from tests.loopback.pools import loopback
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of
 
@@ -34,7 +34,7 @@ def test_received_tensors_lie_in_the_buffers_in_every_step() -> None:
                 assert tensor.shape == slot.shape and tensor.dtype == getattr(torch, slot.dtype)
                 held.setdefault(worker.me.rank, set()).add(tensor.untyped_storage().data_ptr())
 
-    engine = Loopback(job.plan, job.bodies, observe=observe)
+    engine = loopback(job.plan, job.bodies, observe=observe)
     run = Run(job.plan, engine)
     seen = []
     for batch in batches_of("skip")[:2]:

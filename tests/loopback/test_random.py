@@ -45,7 +45,8 @@ class Masks(nn.Module):
 
 def masks_job(strategy: Callable[[Schedule], None], **options: Any) -> Job:
     program = piper.trace(Masks, torch.arange(PIECES), lambda model, row: model(row).sum())
-    return program.apply(strategy).lower(**options)
+    with pytest.warns(UserWarning, match="step returns a sum over the batch"):
+        return program.apply(strategy).lower(**options)
 
 
 def masks(job: Job, *, steps: int = 2, adversary: bool = False) -> torch.Tensor:

@@ -20,10 +20,10 @@ from piper.bodies.body_memory import refuse_shared_memory
 from piper.bodies.codec import decode, encode, load
 from piper.errors import PlanError
 from piper.plan.summary import slot_bytes
-from piper.runtime.transport.loopback import Loopback
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
+from tests.loopback.pools import loopback
 from tests.loopback.storages import unique_bytes
 from tests.zoo import ADAMW, WIDTH, batches_of, program_of, reference_of
 
@@ -62,7 +62,7 @@ def _measured(job: Job, name: str) -> int:
         saved = unique_bytes(_saved(worker))
         most[worker.me.rank] = max(most[worker.me.rank], saved)
 
-    run = Run(job.plan, Loopback(job.plan, job.bodies, observe=look))
+    run = Run(job.plan, loopback(job.plan, job.bodies, observe=look))
     run.step(batches_of(name)[0])
     return sum(most.values())
 

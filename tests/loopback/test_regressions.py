@@ -140,7 +140,7 @@ def test_initial_values_of_other_views() -> None:
 
     job = piper.trace(Views, random_batch(0), mean_square).lower()
     with job.launch("single") as run:
-        held = run.workers.worker.tensors("buffer")  # type: ignore[attr-defined]
+        held = run.workers.workers[0].tensors("buffer")
     turn = torch.polar(*(part.double() for part in polar))
     assert torch.allclose(held["conjugate"], turn.conj().resolve_conj())
     assert torch.allclose(held["pairs"], torch.view_as_real(turn))
@@ -244,7 +244,7 @@ def test_copies_and_derived_tensors_agree_with_their_origin() -> None:
     job = piper.trace(lambda: Copied().double(), random_batch(0), mean_square).lower()
     with job.launch("single") as run:
         params = run.parameters()
-        [norm] = run.workers.worker.tensors("buffer").values()  # type: ignore[attr-defined]
+        [norm] = run.workers.workers[0].tensors("buffer").values()
     assert torch.equal(params["a.weight"], params["b.weight"])
     assert torch.allclose(norm, params["a.weight"].norm(), rtol=1e-6)
     assert torch.equal(params["c"], torch.full((6,), 0.5, dtype=torch.float64))
@@ -402,7 +402,7 @@ def test_frozen_parameters_are_cut_too_where_all_is_cut(zero: int) -> None:
     check(Frozen, strategy=strategy)
     program = piper.trace(lambda: Frozen().double(), random_batch(0), mean_square)
     with program.apply(strategy).lower().launch("loopback") as run:
-        held = run.workers.workers[0].tensors("param")  # type: ignore[attr-defined]
+        held = run.workers.workers[0].tensors("param")
     whole = {"a.weight", "a.bias", "b.weight"} & held.keys()
     assert whole == (set() if zero == 3 else {"a.weight", "a.bias", "b.weight"})
 

@@ -131,7 +131,7 @@ def test_trap_08_every_microbatch_and_data_rank_has_its_own_rows() -> None:
     run = job.launch("loopback")
     batch = batches_of("dense")[0]
     seen = []
-    for worker in run.workers.workers:  # type: ignore[attr-defined]
+    for worker in run.workers.workers:
         rows = batch["tokens"].chunk(2)[worker.me.data_rank]
         share = {f"batch:{n}": x.chunk(2)[worker.me.data_rank] for n, x in batch.items()}
         worker.load_batch(share)
@@ -158,7 +158,7 @@ def test_trap_14_a_schedule_that_needs_more_says_how_many() -> None:
 def test_trap_15_the_loss_is_known_on_every_rank() -> None:
     """Not on the ranks of the last stage alone."""
     with _job("dense", "pp2_dp2").launch("loopback") as run:
-        results = run.workers.step(  # type: ignore[attr-defined]
+        results = run.workers.step(
             {f"batch:{name}": leaf for name, leaf in batches_of("dense")[0].items()}
         )
     assert len(results) == 4
@@ -169,7 +169,7 @@ def test_trap_16_no_saved_value_shares_memory_with_a_parameter() -> None:
     """A saved view would keep the whole parameter alive, and see it change."""
     job = _job("tied", "one", "none")
     with job.launch("single") as run:
-        worker = run.workers.worker  # type: ignore[attr-defined]
+        worker = run.workers.workers[0]
         worker.load_batch({f"batch:{n}": leaf for n, leaf in batches_of("tied")[0].items()})
         held = {t.untyped_storage().data_ptr() for t in worker.tensors("param").values()}
         saved = 0
@@ -305,7 +305,7 @@ def test_trap_22_experts_with_no_row_and_with_one_row() -> None:
     for strategy in ("pp2_ep2", "pp2_dp2_ep2"):
         job = _job("moe", strategy)
         with job.launch("loopback") as run:
-            for worker in run.workers.workers:  # type: ignore[attr-defined]
+            for worker in run.workers.workers:
                 for index, task in enumerate(worker.me.tasks):
                     if task.kind == "read":
                         worker.starts[index] = _recording(worker, task, worker.starts[index], rows)

@@ -18,11 +18,11 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.plan.tasks import Task
 from piper.plan.types import RankClass
-from piper.runtime.transport.loopback import Loopback
 from piper.runtime.worker.storages import optimizer_tensors
 from piper.strategies import parallel
 from piper.training.verify import Trained, compare, relative_error, train_one_device
 from tests.loopback.faults import changed, noticed, without_waits
+from tests.loopback.pools import loopback
 from tests.loopback.storages import live
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 
@@ -57,7 +57,7 @@ def test_trap_01_the_turning_rank_of_a_v_hands_gradients_on_locally(schedule: st
     assert received == {(1, "pp=1"), (3, "pp=0"), (2, "pp=1"), (0, "pp=0")}
     # With ones in its place the result is another one.
     with job.launch("loopback") as run:
-        for worker in run.workers.workers:  # type: ignore[attr-defined]
+        for worker in run.workers.workers:
             _ones_for_tangents(job, worker)
         errors = compare(run, batches_of("deep")[:1], _one_step("deep"))
     assert errors.gradient > 1e-3
@@ -115,7 +115,7 @@ def test_trap_03_sharded_experts_have_updates_of_their_own(zero: int) -> None:
     assert sorted(b for b in updates if b in experts) == sorted(experts) and len(experts) == 2
     assert _exact(job, "moe")
     with job.launch("loopback") as run:
-        for worker in run.workers.workers:  # type: ignore[attr-defined]
+        for worker in run.workers.workers:
             for index, task in enumerate(worker.me.tasks):
                 if task.kind == "update" and task.bucket in experts:
                     worker.starts[index] = lambda: None
@@ -155,7 +155,7 @@ def test_trap_05_updated_parameters_are_gathered(zero: int) -> None:
         assert compare(run, batches_of("moe"), reference_of("moe", job)).exact
         assert run.differing_replicas() == []
     with job.launch("loopback") as run:
-        for worker in run.workers.workers:  # type: ignore[attr-defined]
+        for worker in run.workers.workers:
             gathers = {i for i, t in enumerate(worker.me.tasks) if t.kind == "all_gather"}
             assert gathers
             worker.write = _skipping(worker.write, gathers)
@@ -220,7 +220,7 @@ def test_trap_11_zero_3_gathers_every_use_and_keeps_nothing() -> None:
         assert sum(map(len, uses)) == len(gathered)  # each gather serves one chunk
     with job.launch("loopback") as run:
         run.step(batches_of("deep")[0])
-        for worker in run.workers.workers:  # type: ignore[attr-defined]
+        for worker in run.workers.workers:
             assert live(worker, lambda slot: slot.kind in ("gathered", "flat")) == []
 
 
@@ -275,7 +275,7 @@ def test_trap_12_a_bfloat16_model_has_masters_and_state_in_float32(zero: int) ->
         before = run.parameters()
         for seed in range(5):
             run.step(_narrow_batch(seed))
-        for worker in run.workers.workers:  # type: ignore[attr-defined]
+        for worker in run.workers.workers:
             assert {t.dtype for t in optimizer_tensors(worker)} == {torch.float32}
             sums = live(worker, lambda slot: slot.kind == "grad")
             assert {t.dtype for t in sums} == {torch.float32}
@@ -322,7 +322,7 @@ def test_trap_16_nothing_saved_or_kept_shares_memory_with_a_gathered_parameter(
         seen += len(saved)
         assert not held & {tensor.untyped_storage().data_ptr() for tensor in saved}
 
-    run = Run(job.plan, Loopback(job.plan, job.bodies, observe=look))
+    run = Run(job.plan, loopback(job.plan, job.bodies, observe=look))
     run.step(batches_of("tied")[0])
     assert seen > 100 or (recompute == "nothing" and schedule == "1f1b" and seen == 0)
 
@@ -387,6 +387,6 @@ def test_trap_22_halves_of_experts_with_no_row_and_with_one_row(schedule: str) -
     batches = batches_of("deep")[:2]
     for batch in batches:
         batch["route"][4:8] = 1  # whole microbatches without a row for experts 2 and 3
-    run = Run(job.plan, Loopback(job.plan, job.bodies, adversary=True, observe=look))
+    run = Run(job.plan, loopback(job.plan, job.bodies, adversary=True, observe=look))
     assert compare(run, batches, train_one_device(job, batches)).exact
     assert {0, 1} <= rows and max(rows) > 8

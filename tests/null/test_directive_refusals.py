@@ -39,6 +39,7 @@ def _refused(program: piper.Program, strategy: Callable[[Schedule], None]) -> st
         (lambda s: s.shard(where(), over=None), "the mesh has no axis None"),
         (lambda s: s.split(where(), "MB", "2"), "cannot split into 2"),
         (lambda s: s.split(where(), "MB", 1.5), "cannot split into 1.5"),
+        (lambda s: s.split(where(), "MB", 10**12), "samples cannot be split into 1000000000000"),
         (lambda s: s.order(3), "3 is no list of groups"),
         (lambda s: s.order([where(), 3]), "something else than where"),
     ],

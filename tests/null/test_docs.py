@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -141,3 +142,12 @@ def test_words_of_the_glossary_are_written_once() -> None:
     words = [word.strip() for row in rows for word in row.split(",")]
     assert len(words) == len(set(words)) and "Chunk" in words and "slice" in words
     assert "| word |" not in (DOCS / "architecture.md").read_text()
+
+
+def test_files_that_the_architecture_names_exist_once() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"\*\*(?:[a-z_]+/)*([a-z_]+\.py)\*\*", text))
+    files = [p.name for p in (DOCS.parent / "src" / "piper").rglob("*.py")]
+    counted = Counter(name for name in files if name not in ("__init__.py", "__main__.py"))
+    assert named and named <= counted.keys(), named - counted.keys()
+    assert max(counted.values()) == 1, "a file's name tells a stranger what is inside"

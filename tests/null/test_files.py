@@ -7,15 +7,19 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from piper.cli.main import main
 from piper.errors import FileError, PiperError, PlanError, ScheduleError, StrategyError
-from piper.files import DEPTH, TEXT_LIMIT, excess, read_bytes, read_text
+from piper.files import DEPTH, TEXT_LIMIT, excess, read_bytes, read_text, write_bytes
+from piper.ir.graph_text import graph_from_text, graph_to_text
 from piper.plan.types import plan_from_json
-from piper.schedules import parse_json, read_table
-from piper.strategies import from_json
+from piper.schedules import parse_json, read_table, schedule
+from piper.strategies import from_json, parallel
+from tests.mutations import mutate
+from tests.zoo import program_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 READERS: list[tuple[Callable[[Path], object], type[PiperError]]] = [
@@ -106,3 +110,28 @@ def test_deep_nesting_is_refused_before_it_is_decoded(data: bytes) -> None:
         parse_json(data.decode(), name="deep")
     with pytest.raises(StrategyError, match="brackets nest"):
         from_json(data.decode())
+
+
+def test_a_file_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "plan.json", "a\0b"):
+        with pytest.raises(FileError, match="cannot be written"):
+            write_bytes(path, b"")
+
+
+def test_damaged_text_of_a_graph() -> None:
+    good = graph_to_text(program_of("tied").apply(parallel(dp=2, microbatches=2)).graph).encode()
+    refused = 0
+    for seed in range(300):
+        text = mutate(good, Random(seed)).decode(errors="replace")
+        try:
+            graph_to_text(graph_from_text(text))
+        except PlanError:
+            refused += 1
+    assert refused > 100
+
+
+def test_a_schedule_by_name_is_bounded() -> None:
+    start = time.perf_counter()
+    with pytest.raises(ScheduleError, match="4 ranks x 1000000000 microbatches"):
+        schedule("1f1b", num_ranks=4, num_microbatches=10**9)
+    assert time.perf_counter() - start < 1

@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import piper
 from piper.errors import PlanError
@@ -105,6 +107,34 @@ def test_types_and_layouts_are_true() -> None:
     assert layouts_text(weight.layout) == "dp: replicated; ep: split(0)"
     loss = graph.values[names[graph.loss]]
     assert layouts_text(loss.layout) == "dp: partial; ep: partial"
+
+
+class Small(nn.Module):
+    """No rows in what lies between its stages, though its dim 0 is as large as the batch; and another
+    program for larger batches than the example's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            mean = self.first(x).mean(0)
+            if x.shape[0] > 8:
+                mean = mean.sin()
+        with piper.annotate("PP"):
+            return self.second(mean)
+
+
+def test_a_program_that_cannot_be_compared_with_a_larger_one() -> None:
+    batch = {"x": torch.randn(8, 8)}
+    program = piper.trace(Small, batch, lambda model, batch: model(batch["x"]).sum())
+    assert program.source.guessed
+    assert program.graph.values["%mean"].batch == Split(0), "wrong, as long as nothing tells"
+    job = program.apply(parallel(pp=2, dp=2, microbatches=2)).lower()
+    sent = next(comm for comm in job.graph.comms if comm.comm == "send")
+    value = job.graph.values[sent.inputs[0]]
+    assert value.type == TensorType((8,), "float32") and value.batch == STACKED
 
 
 def test_only_relayout_makes_communication() -> None:

@@ -149,6 +149,7 @@ def changed(number: int, **fields: Any) -> str:
         (changed(2, op="plaze"), "entry 2: no directive is called 'plaze' (did you mean 'place'?)"),
         (changed(3, reduce="x"), "entry 3 (replicate): no field is called 'reduce'"),
         (changed(6, dim_name=None), "entry 6 (split): field 'dim_name': it is missing"),
+        (changed(6, num_microbatches=10**9), "entry 6 (split): 16 samples cannot be split into"),
         (changed(6, num_microbatches=0), "entry 6 (split): field 'num_microbatches': 0"),
         (changed(2, devices=[1, 1]), "entry 2 (place): field 'devices': [1, 1]"),
         (changed(2, devices=[1, 2]), "entry 2 (place): field 'devices': device 2 is also in [0, 2]"),

@@ -52,6 +52,20 @@ def test_local_and_torchrun_train_alike(capsys: pytest.CaptureFixture[str]) -> N
     assert [e["lr"] for e in ran if e["event"] == "step"] == pytest.approx([0.2, 0.18, 0.162])
 
 
+def test_a_saved_plan_trains_on_processes_as_its_file_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert main(["plan", FILE, *TWO, "-o", plan]) == 0
+    capsys.readouterr()
+    losses = []
+    for program in ([FILE, *TWO], [plan, "--data", FILE]):
+        assert main(["train", *program, "--steps", "2", "--nproc", "2", "--json"]) == 0
+        events = _events(capsys.readouterr().out)
+        losses.append([event["loss"] for event in events if "loss" in event])
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+
+
 def test_data_that_fails_under_torchrun_is_told_once_with_its_rank() -> None:
     arguments = ["train", FILE, *TWO, "--steps", "9", "--nproc=2", "--launch", "torchrun"]
     process = _piper(*arguments, BROKEN="yes")

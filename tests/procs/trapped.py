@@ -88,7 +88,7 @@ class TrappedPool(LocalPool):
 
     def trap(self, rank: int, task: str | int, what: str, *, step: int) -> None:
         payload = {"rank": rank, "task": task, "what": what, "step": step}
-        self.ask([("trap", payload)] * self.num_ranks)
+        self.call("trap", [payload] * self.num_ranks)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,10 @@ class Strategy:
         return program_of(self.spec).apply(strategy)
 
     def lower(self) -> Job:
-        return self.apply().lower(optimizer=ADAMW, clip=self.clip, late_clip=self.late)
+        return self.lowered(self.apply())
+
+    def lowered(self, program: Program) -> Job:
+        return program.lower(optimizer=ADAMW, clip=self.clip, late_clip=self.late)
 
     def __repr__(self) -> str:
         end = f"lower(clip={self.clip}, late_clip={self.late})"

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
+from piper.api.program import Program
+from piper.api.program_file import program_from_json
 from piper.errors import PiperError
 from piper.training.verify import compare
 
@@ -74,13 +76,22 @@ def test_halves_that_compute_again_train_like_one_device(rng: Random) -> None:
 def trains_like_one_device(strategy: Strategy, rng: Random) -> None:
     note(repr(strategy))
     cover("legal", strategy)
-    job = strategy.lower()
+    program = strategy.apply()
+    job = strategy.lowered(program)
+    assert again(program).graph == program.graph
     reference = reference_of(strategy.spec, job)
     with job.launch("loopback", adversary=True, seed=rng.randrange(100)) as run:
         errors = compare(run, batches(), reference)
         names = set(run.parameters())
     assert errors.exact, errors
     assert names == {name for name, _ in make(strategy.spec).named_parameters()}
+
+
+def again(program: Program) -> Program:
+    """The program as its history, through JSON, makes it anew."""
+    saved = program_from_json(program.to_json())
+    assert (saved.graph, saved.history) == (program.graph, program.history)
+    return Program(program.source, program.source.graph()).apply(saved.history)
 
 
 @pytest.mark.timeout(0 if EXAMPLES else 600)

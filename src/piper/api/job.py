@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from piper.api.job_file import JobFile, job_from_json, job_to_json
-from piper.api.run import Run, Workers
+from piper.api.run import Run
 from piper.bodies.body_fit import check_bodies
 from piper.check import Report, check_plan
 from piper.compiler.driver import Lowered
 from piper.compiler.source import Source
-from piper.errors import Call, PlanError, RunError, did_you_mean
-from piper.files import PLAN_LIMIT, read_bytes
+from piper.errors import Call, PlanError
+from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.ir.graph import Graph
 from piper.ir.graph_text import graph_to_text
 from piper.plan.diff import diff
@@ -22,21 +21,9 @@ from piper.plan.explain import explain
 from piper.plan.summary import summarize
 from piper.plan.types import Plan
 from piper.runtime.factory import check_optimizer
-from piper.runtime.launch.local_pool import LocalPool
-from piper.runtime.launch.pool_run import Pool, PoolRun
-from piper.runtime.launch.ray_pool import RayPool
-from piper.runtime.launch.single import SingleRun
-from piper.runtime.launch.torchrun import TorchrunRun
-from piper.runtime.transport.loopback import Loopback
-
-_OPTIONS = {
-    "local": ("timeout", "ranks_per_gpu", "report", "compile"),
-    "torchrun": ("timeout", "compile"),
-    "ray": ("timeout", "address", "near", "spread", "num_cpus", "report", "compile"),
-    "loopback": ("adversary", "seed", "observe", "compile"),
-    "single": ("compile",),
-    "pool": ("compile",),
-}
+from piper.runtime.launch.launchers import pool_of
+from piper.runtime.launch.pool import Pool
+from piper.runtime.launch.pool_run import PoolRun
 
 
 def load_job(path: str | os.PathLike[str]) -> Job:
@@ -133,9 +120,7 @@ class Job:
         """
         other = self.evaluation() if evaluation and self.plan.train else None
         bodies = {**self.bodies, **(other.bodies if other else {})}
-        data = job_to_json(self.plan, bodies, other.plan if other else None)
-        with open(path, "wb") as file:
-            file.write(data)
+        write_bytes(path, job_to_json(self.plan, bodies, other.plan if other else None))
 
     def evaluation(self) -> Job:
         """The same program under the same strategy, forwards only and with the model in eval() mode.
@@ -176,40 +161,9 @@ class Job:
         `spread`: axes of the mesh whose neighbours should, or should not, share a node, `num_cpus` of
         each rank (ray).
         """
-        name = launcher if isinstance(launcher, str) else "pool"
-        if name not in _OPTIONS:
-            known = [known for known in _OPTIONS if known != "pool"]
-            raise RunError(f"no launcher is called {name!r}", legal=", ".join(known))
-        for option in options:
-            if option not in _OPTIONS[name]:
-                raise RunError(
-                    f"launch takes no {option} here{did_you_mean(option, _OPTIONS[name])}",
-                    legal=", ".join(_OPTIONS[name]),
-                )
-        return self._run(self._workers(launcher, options))
+        pool = pool_of(launcher, self.plan, options)
+        workers = PoolRun(self.plan, self.bodies, pool, compile=options.get("compile", False))
 
-    def _workers(self, launcher: str | Pool, options: dict[str, Any]) -> Workers:
-        plan, bodies = self.plan, self.bodies
-        if launcher == "loopback":
-            if plan.device != "cpu":
-                raise RunError("loopback runs on the CPU", legal='lower(device="cpu")')
-            return Loopback(plan, bodies, **options)
-        if launcher == "single":
-            return SingleRun(plan, bodies, **options)
-        if launcher == "torchrun":
-            return TorchrunRun(plan, bodies, **options)
-        compile = options.pop("compile", False)
-        pool: Pool | Callable[[], Pool]
-        if launcher == "local":
-            pool = partial(LocalPool, plan.mesh.size, device=plan.device, **options)
-        elif launcher == "ray":
-            pool = partial(RayPool, plan.mesh.size, device=plan.device, mesh=plan.mesh, **options)
-        else:
-            assert not isinstance(launcher, str)
-            pool = launcher
-        return PoolRun(plan, bodies, pool, compile=compile)
-
-    def _run(self, workers: Workers) -> Run:
         def evaluation() -> tuple[Plan, Mapping[str, str]]:
             job = self.evaluation()
             return job.plan, job.bodies

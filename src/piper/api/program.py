@@ -13,10 +13,11 @@ from piper.api.program_file import program_from_json, program_to_json
 from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
+from piper.compiler.sum_warning import warn_of_sum
 from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
 from piper.errors import PlanError, TraceError
-from piper.files import PLAN_LIMIT, read_bytes
+from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.frontend.capture import Step
 from piper.frontend.stage_choice import StageCut
 from piper.ir.byte_sizes import parse_size
@@ -122,8 +123,7 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph and the history as JSON, for `load_program`."""
-        with open(path, "wb") as file:
-            file.write(self.to_json())
+        write_bytes(path, self.to_json())
 
     def history_as_code(self) -> str:
         """The directives so far as a strategy that can be pasted."""
@@ -205,6 +205,7 @@ class Program:
         limit = None if memory_limit is None else parse_size(memory_limit)
         settings = Settings(chosen, device, seed, clip, late_clip, _PRECISIONS[precision], limit)
         lowered = lower(self._scheduled, settings)
+        warn_of_sum(lowered.source, lowered.plan)
         return Job.of(lowered, partial(self._evaluation, settings, lowered.buckets))
 
     def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:

@@ -9,6 +9,7 @@ import msgspec
 from piper.directives.registry import read_directive
 from piper.errors import PlanError
 from piper.ir.graph import Graph
+from piper.ir.graph_frame import check_frame
 from piper.ir.history import Record
 from piper.ir.nodes import Chunk
 from piper.ir.serial import decode_versioned
@@ -37,6 +38,7 @@ def program_from_json(data: bytes) -> ProgramFile:
     graph = program.graph
     if graph.level != "logical":
         raise PlanError("not a Piper program: its graph is not a logical one")
+    check_frame(graph)
     verify(graph)
     for where, origin in _origins(graph):
         if not -1 <= origin < len(program.history):
@@ -50,6 +52,8 @@ def program_from_json(data: bytes) -> ProgramFile:
     for name, value in graph.values.items():
         if name != value.name or (value.role in _BELONG and value.of not in graph.values):
             raise PlanError(f"not a Piper program: {name} belongs to no Value")
+        if value.role in _BELONG and value.type != graph.values[value.of].type:
+            raise PlanError(f"not a Piper program: {name} is not as {value.of}, its Value")
     return program
 
 

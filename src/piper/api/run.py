@@ -5,44 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from piper.api.advice import with_advice
 from piper.bodies.leaves import batch_leaves
 from piper.errors import OutOfMemory, RunError
 from piper.plan.types import Plan
-from piper.runtime.launch.pool_run import Reading
+from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Workers(Protocol):
-    """What every launcher gives: all ranks of a plan, driven from here."""
-
-    reading: Reading
-
-    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
-        """Get ready for a plan of this role, unless the ranks are."""
-
-    def step(self, leaves: Any) -> list[dict[str, float]]:
-        """Train on leaves of the global batch, or on None: what the ranks have read themselves."""
-
-    def evaluate(
-        self, plan: Plan, bodies: Mapping[str, str], leaves: Any
-    ) -> list[dict[str, float]]:
-        """The loss on leaves or on what was read, by an evaluation of the plan."""
-
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """With the next step optimizers have these values."""
-
-    def memory(self) -> list[dict[str, int]]: ...
-    def describe(self) -> list[dict[str, str]]: ...
-    def tensors(self, kind: str) -> list[dict[str, Tensor]]: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +38,7 @@ class Run:
     def __init__(
         self,
         plan: Plan,
-        workers: Workers,
+        workers: PoolRun,
         evaluation: Callable[[], tuple[Plan, Mapping[str, str]]] | None = None,
     ) -> None:
         self.plan = plan
@@ -107,7 +82,7 @@ class Run:
 
         `data(share)` gives the batches of one data rank. Worker processes import it from its file.
         """
-        workers: Any = self._open()
+        workers = self._open()
         if workers.reading != "members":
             raise RunError(
                 "the ranks of this run have no processes of their own to read in",
@@ -120,7 +95,7 @@ class Run:
 
     def fetch(self, *, name: str = "train") -> bool:
         """Have the ranks read the batch of the coming step; False if the data has ended."""
-        workers: Any = self._open()
+        workers = self._open()
         if name not in self._fetched:
             raise RunError("the ranks read no data", legal="step(batch), or read(data) before")
         self._fetched[name] = self._fetched[name] or workers.fetch(name)
@@ -138,7 +113,7 @@ class Run:
         """Per rank: the name of its device, and an identity that no other device has."""
         return self._open().describe()
 
-    def _open(self) -> Workers:
+    def _open(self) -> PoolRun:
         """The workers, unless they have ended."""
         if self.closed:
             raise RunError(

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
 )
 
@@ -123,7 +124,8 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 def _run(module: fx.GraphModule, inputs: Sequence[Any]) -> Sequence[Any] | None:
     """What a body gives for these inputs; None if only the data could tell."""
-    mode = inputs[0].fake_mode if inputs and isinstance(inputs[0], Tensor) else FakeTensorMode()
+    first = inputs[0] if inputs else None
+    mode = first.fake_mode if isinstance(first, FakeTensor) else FakeTensorMode()
     try:
         with warnings.catch_warnings(), mode, torch.no_grad():
             warnings.simplefilter("ignore")

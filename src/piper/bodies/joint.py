@@ -101,7 +101,9 @@ def fake_inputs(code: ChunkCode, device: str) -> tuple[list[Tensor], FakeTensorM
 
 
 def _symbolic_size(mode: FakeTensorMode, hint: int) -> Any:
-    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DYNAMIC]
+    )
     return mode.from_tensor(torch.empty(hint), symbolic_context=context).shape[0]
 
 
@@ -180,6 +182,7 @@ def _mutation() -> TraceError:
 
 def _check_no_specialization(mode: FakeTensorMode) -> None:
     shapes = mode.shape_env
+    assert shapes is not None
     if shapes.guards or shapes.replacements:
         rule = str(shapes.guards[0].expr) if shapes.guards else str(shapes.replacements)
         raise TraceError(

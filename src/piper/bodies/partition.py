@@ -228,11 +228,12 @@ class _Cut:
             if node in needed or not self._keep or None in (self.grads[i] for i in wanted):
                 copies[node] = _placeholder(half.graph, node)
                 half.inputs.append(Ref("tangent", index))
-        for node in self.joint.graph.nodes:
+        nodes: list[fx.Node] = list(self.joint.graph.nodes)
+        for node in nodes:
             ref = self._given(node) if node in needed and node not in copies else None
             if ref is not None and ref not in half.inputs:
-                given = self._twin.get(node, node)
-                copies[given] = _placeholder(half.graph, given)
+                source = self._twin.get(node, node)
+                copies[source] = _placeholder(half.graph, source)
                 half.inputs.append(ref)
         for node in needed & self._twin.keys():
             if node not in copies:

@@ -69,15 +69,17 @@ def _same(node: fx.Node) -> fx.Node | None:
     """What a view shows all of, just as it is."""
     if node.target is _aten.detach.default:
         found = node.args[0]
-    elif node.target is _aten.t.default and _is_t(node.args[0]):
-        found = node.args[0].args[0]
+    elif node.target is _aten.t.default and (turned := _turned(node.args[0])) is not None:
+        found = turned.args[0]
     else:
         return None
     return found if isinstance(found, fx.Node) else None
 
 
-def _is_t(value: Any) -> bool:
-    return isinstance(value, fx.Node) and value.target in (torch.t, _aten.t.default)
+def _turned(value: Any) -> fx.Node | None:
+    """The node, if it is a transpose."""
+    is_t = isinstance(value, fx.Node) and value.target in (torch.t, _aten.t.default)
+    return value if is_t else None
 
 
 def _numbers(node: fx.Node) -> bool:

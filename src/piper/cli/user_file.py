@@ -56,8 +56,10 @@ def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") ->
 
 def load_file(path: str, *needed: str) -> ModuleType:
     """Import a file by path and check that it defines the functions that are needed."""
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise FileError(f"there is no file {path}")
+    if not os.path.isfile(path):
+        raise FileError(f"{path} is no regular file")
     if not path.endswith(".py"):
         raise FileError(f"{path} is not a Python file", legal="a file that ends in .py")
     module = module_of(path)

@@ -89,8 +89,8 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     rows = local_rows(logical, scheduled.source.batch_size, calls)
     cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), scheduled.stages)
     local = source.local(rows, cuts)
-    if cuts.pieces or source is not scheduled.source:
-        logical = source.graph(cuts)
+    if cuts.pieces or source is not scheduled.source or source.guessed:
+        logical = source.graph(cuts, like=local if rows != source.batch_size else None)
         logical = replay_history(logical, scheduled.history, training=source.training)
     _, whole = source.at(source.batch_size, cuts)
     return fit_types(logical, whole, local), local

@@ -70,6 +70,7 @@ class Source:
         self.batch_size = _batch_size(self.leaves)
         self.dtype = dtype
         self.training = training
+        self.guessed = False
         self._variants: dict[tuple[str, bool], Source] = {(dtype, training): self}
         self._captures = Captures(
             make_model,
@@ -135,9 +136,11 @@ class Source:
 
     def graph(self, cuts: Cuts = UNCUT, *, like: Traced | None = None) -> Graph:
         """The logical graph before any directive. Which dims carry rows is seen by comparison with the
-        program at another size: `like`, or one of twice the batch."""
+        program at another size: `like`, or one of twice the batch; where neither is there, it is
+        `guessed`."""
         _, traced = self.at(self.batch_size, cuts)
         other = like or self._larger(traced, cuts)
+        self.guessed = other is None
         return build_graph(traced, batch_layouts(traced, other))
 
     def _larger(self, traced: Traced, cuts: Cuts) -> Traced | None:

@@ -102,6 +102,22 @@ class Split(Selecting, frozen=True):
                 requirement=2,
                 legal="at least 1 microbatch, and a tag that no node has",
             )
+        samples = _samples(graph)
+        if samples is not None and self.num > samples:
+            raise SplitError(
+                f"{samples} samples cannot be split into {self.num}",
+                call=call,
+                requirement=3,
+                legal=f"at most {samples} microbatches, and a number that divides",
+            )
+
+
+def _samples(graph: Graph) -> int | None:
+    """How many samples one microbatch has, over all data ranks."""
+    for value in graph.values.values():
+        if value.role == "batch" and isinstance(value.batch, SplitLayout):
+            return value.shape[value.batch.dim or 0]
+    return None
 
 
 def _microbatch(value: Value, num: int) -> TensorType:

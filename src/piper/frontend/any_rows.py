@@ -33,7 +33,7 @@ def leave_rows_open(leaves: Iterable[Tensor]) -> None:
 
 def depends_on_data(value: Any) -> bool:
     """Whether a node's result is a number, or has a shape, that depends on what is in the batch."""
-    symbols = [value] if isinstance(value, _SYMBOLIC) else []
+    symbols: list[Any] = [value] if isinstance(value, _SYMBOLIC) else []
     symbols += [n for t in tensors_in(value) for n in t.shape if isinstance(n, torch.SymInt)]
     return any(free_unbacked_symbols(symbol) for symbol in symbols)
 
@@ -43,7 +43,7 @@ class RowSymbol:
 
     def __init__(self, leaves: Sequence[Tensor], *, recorded_at: int) -> None:
         self.recorded_at = recorded_at
-        self._sizes = [leaf.shape[0] for leaf in leaves]
+        self._sizes: list[Any] = [leaf.shape[0] for leaf in leaves]
 
     def covers(self, rows: int) -> bool:
         """Whether the recording is that of a batch with so many rows."""

@@ -94,6 +94,8 @@ def _replacing_parameters() -> Iterator[None]:
                 made = function(tensor)
             if made is not tensor and isinstance(tensor, nn.Parameter):
                 made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+                for key, mark in vars(tensor).items():  # what the user set, for an optimizer to see
+                    vars(made).setdefault(key, mark)
             replaced[id(tensor)] = tensor, made
         return replaced[id(tensor)][1]
 
@@ -102,7 +104,8 @@ def _replacing_parameters() -> Iterator[None]:
         depth += 1
         for child in module.children() if recurse else ():
             child._apply(function)
-        for held in (module._parameters, module._buffers):
+        stores: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for held in stores:
             for name, tensor in held.items():
                 if tensor is not None:
                     held[name] = convert(tensor, function)
@@ -111,8 +114,8 @@ def _replacing_parameters() -> Iterator[None]:
             replaced.clear()
         return module
 
-    nn.Module._apply = apply
+    nn.Module._apply = apply  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Module._apply = original
+        nn.Module._apply = original  # type: ignore[method-assign]

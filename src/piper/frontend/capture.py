@@ -7,6 +7,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import quote
@@ -124,7 +125,7 @@ def record(
     reset_values()
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
-    mode.__deepcopy__ = lambda memo: mode
+    mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
     with (
         _quiet(),
         readable_values(),
@@ -372,9 +373,8 @@ def _remove_grad_modes(graph: fx.Graph) -> None:
             )
         elif not enabled and node.op.startswith("call"):
             # Whatever runs without gradient reads, and changes, aliases that have none.
-            node.args, node.kwargs = fx.map_arg(
-                (node.args, node.kwargs), lambda arg, before=node: _detached(graph, arg, before)
-            )
+            detached = partial(_detached, graph, before=node)
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), detached)
 
 
 def _detached(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:

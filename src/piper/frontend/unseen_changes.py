@@ -38,9 +38,10 @@ def _alike(leaf: Any) -> Any:
 
 
 def _call_of(node: fx.Node) -> Callable[..., Any]:
-    if node.op == "call_method":
-        return lambda value, *args, **kwargs: getattr(value, node.target)(*args, **kwargs)
-    return node.target
+    target = node.target
+    if isinstance(target, str):
+        return lambda value, *args, **kwargs: getattr(value, target)(*args, **kwargs)
+    return target
 
 
 def _positions(call: Callable[..., Any], leaves: list[Any], structure: Any) -> list[int]:

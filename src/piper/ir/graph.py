@@ -13,7 +13,7 @@ from piper.ir.select import Selector
 from piper.ir.values import Value
 from piper.mesh import Mesh, Slice
 
-VERSION = 1
+VERSION = 2
 
 
 class Stream(msgspec.Struct, frozen=True, omit_defaults=True):

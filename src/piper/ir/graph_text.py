@@ -78,25 +78,33 @@ def node_line(node: Node) -> str:
 def graph_from_text(text: str) -> Graph:
     fields: dict[str, Any] = {"nodes": {}, "values": {}}
     for number, line in enumerate(text.splitlines(), 1):
-        word, _, rest = line.partition(" ")
-        if not line.strip():
-            continue
-        if word == "graph":
-            fields["level"] = rest
-        elif word in _HEADER:
-            fields[word] = msgspec.json.decode(rest)
-        elif word == "value" and (match := _VALUE.match(line)):
-            value = _parse_value(match)
-            fields["values"][value["name"]] = value
-        elif word in _KINDS and (match := _NODE.match(line)):
-            node = _parse_node(match)
-            fields["nodes"][node["name"]] = node
-        else:
-            raise PlanError(f"graph text, line {number}: not understood", details=[line])
+        try:
+            _parse_line(line, fields)
+        except (ValueError, RecursionError) as error:  # those of msgspec are ValueErrors
+            why = error.message if isinstance(error, PlanError) else str(error)
+            raise PlanError(f"graph text, line {number}: {why}", details=[line[:200]]) from None
     try:
         return msgspec.convert(fields, type=Graph)
     except msgspec.ValidationError as error:
         raise PlanError(f"graph text: {error}") from None
+
+
+def _parse_line(line: str, fields: dict[str, Any]) -> None:
+    word, _, rest = line.partition(" ")
+    if not line.strip():
+        return
+    if word == "graph":
+        fields["level"] = rest
+    elif word in _HEADER:
+        fields[word] = msgspec.json.decode(rest)
+    elif word == "value" and (match := _VALUE.match(line)):
+        value = _parse_value(match)
+        fields["values"][value["name"]] = value
+    elif word in _KINDS and (match := _NODE.match(line)):
+        node = _parse_node(match)
+        fields["nodes"][node["name"]] = node
+    else:
+        raise PlanError("not understood")
 
 
 def _parse_slice(text: str | None) -> dict[str, Any] | None:

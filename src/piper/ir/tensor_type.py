@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+MAX_BYTES = 1 << 62  # no tensor has more
 _BYTES = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2,
     "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex128": 16, "uint64": 8,
@@ -32,6 +33,15 @@ class TensorType(msgspec.Struct, frozen=True, omit_defaults=True):
     def size(self) -> int:
         """The number of elements to expect."""
         return math.prod(self.shape)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there can be such a tensor; for types from files."""
+        size = math.prod(dim for dim in (*self.shape, self.bound) if dim)
+        counts = self.bound is None or (bool(self.shape) and self.bound >= 0)
+        return (
+            is_dtype(self.dtype) and min(self.shape, default=0) >= 0 and counts and size < MAX_BYTES
+        )
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from piper.errors import PlanError
 from piper.ir.nodes import Accumulate, Chunk
 from piper.mesh import Slice
 from piper.passes.draft import Draft, at_slice
@@ -14,6 +15,8 @@ def sum_tangent(draft: Draft, node: Chunk, output: str, contributions: list[str]
     by_slice: dict[Slice | None, list[str]] = {}
     for name in contributions:
         by_slice.setdefault(draft.values[name].slice, []).append(name)
+    if not contributions:
+        raise PlanError(f"malformed graph: no gradient reaches {output}", details=[node.name])
     parts = []
     for at, names in by_slice.items():
         if at != node.slice and len(names) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from piper.ir.byte_sizes import show_size
+from piper.mesh import Slice
 from piper.plan.find import find_tasks
 from piper.plan.reasons import Reasons
 from piper.plan.slots import Slot
@@ -36,10 +37,11 @@ class _Explained:
     def lines(self) -> Iterator[str]:
         task, total = self.task, len(self.found.tasks)
         yield task.name
-        ranks = list(self.plan.mesh.ranks(self.found.slice))
-        word = "rank" if len(ranks) == 1 else "ranks"
+        mesh, at = self.plan.mesh, self.found.slice
+        num_ranks = mesh.size_of(mesh.free(at))
+        word = "rank" if num_ranks == 1 else "ranks"
         yield f"  kind     {task.kind} on stream {self._stream(task)}, task {self.index} of {total}"
-        yield f"  class    {self.found.slice} ({word} {_ranks(ranks)})"
+        yield f"  class    {self.found.slice} ({word} {_first_ranks(mesh.ranks(at), num_ranks)})"
         yield f"  from     {self._origin()}"
         if isinstance(task, Meeting):
             yield from self._group(task)
@@ -67,15 +69,21 @@ class _Explained:
 
     def _group(self, task: Meeting) -> Iterator[str]:
         group, mesh = self.plan.groups[task.group], self.plan.mesh
-        ranks = list(mesh.ranks(self.found.slice))
+        free = mesh.free(self.found.slice)
         if isinstance(task, Comm) and task.facts.is_message:
             arrow = "->" if task.facts.sends else "<-"
+            num = mesh.size_of(free)
+            ranks = list(islice(mesh.ranks(self.found.slice), _SHOWN))
             pairs = [(r, *(m for m in group.ranks(mesh, r) if m != r)) for r in ranks]
             shown = [f"{rank} {arrow} {_ranks(peers)}" for rank, *peers in pairs]
         else:
-            shown = [_ranks(m) for m in dict.fromkeys(group.ranks(mesh, r) for r in ranks)]
-        more = [f"{len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
-        yield f"  group    {group}: ranks {' | '.join([*shown[:_SHOWN], *more])}"
+            inside = tuple(axis for axis in group.over if axis in free)
+            num = mesh.size_of(free) // mesh.size_of(inside)
+            firsts = Slice((*self.found.slice.fixed, *((axis, 0) for axis in inside)))
+            ranks = list(islice(mesh.ranks(firsts), _SHOWN))
+            shown = [_ranks(group.ranks(mesh, rank)) for rank in ranks]
+        more = [f"{num - _SHOWN} more"] if num > _SHOWN else []
+        yield f"  group    {group}: ranks {' | '.join([*shown, *more])}"
         if isinstance(task, Comm) and task.key:
             yield f"  key      {task.key}"
             yield from self._peers(task.key)
@@ -160,6 +168,12 @@ def _slot(slot: Slot) -> str:
     shape = ",".join(map(str, slot.shape))
     bound = f" (at most {slot.bound} rows)" if slot.bound is not None else ""
     return f"{slot.name}  {slot.kind} {slot.dtype}[{shape}]{bound}  {show_size(slot_bytes(slot))}"
+
+
+def _first_ranks(ranks: Iterator[int], num: int) -> str:
+    """The same for many ranks: it looks at all of a few, or at the first of many."""
+    few = list(islice(ranks, max(_SHOWN + 1, 1 << 16)))
+    return _ranks(few) if len(few) == num else ",".join(map(str, few[:_SHOWN])) + ",..."
 
 
 def _ranks(ranks: list[int] | tuple[int, ...]) -> str:

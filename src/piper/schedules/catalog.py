@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -72,6 +73,9 @@ def describe(name: str) -> Description:
     return Description(text.splitlines()[0], *map(line, keys))
 
 
+MAX_CELLS = 10_000_000
+
+
 def takes_stages_per_rank(schedule: Schedulable) -> bool:
     """Whether the number of stages per rank can be chosen."""
     found = SCHEDULES.get(schedule) if isinstance(schedule, str) else schedule
@@ -111,6 +115,7 @@ def schedule(
         if stages_per_rank is not None and takes_stages_per_rank(name):
             options["stages_per_rank"] = stages_per_rank
         sizes = {"num_ranks": num_ranks, "num_microbatches": num_microbatches}
+        _check_size(name, sizes.values())
         if isinstance(name, str):
             _check_arguments(SCHEDULES[name], name, {**sizes, **options})
             table = SCHEDULES[name](**sizes, **options)
@@ -132,6 +137,14 @@ def schedule(
                 legal=f"{what} of {has}",
             )
     return table
+
+
+def _check_size(name: Schedulable, sizes: Iterable[Any]) -> None:
+    """Before a generator makes rows; what is no number it refuses itself."""
+    numbers = [size for size in sizes if isinstance(size, int)]
+    if math.prod(numbers) > MAX_CELLS:
+        what = f"{' ranks x '.join(map(str, numbers))} microbatches"
+        refuse(str(name), what, legal=f"at most {MAX_CELLS} in all")
 
 
 def _check_arguments(function: Generator, name: str, arguments: Mapping[str, Any]) -> None:

@@ -92,8 +92,8 @@ def _of_all_shares(run: Run, data: Callable[[Share], Iterable[Any]]) -> Iterator
 
 def _of_this_rank(run: Run, data: Any) -> Iterator[Any]:
     """This process is one rank: it reads for itself, and all agree on whether there is a batch."""
-    workers: Any = run.workers
-    me, plan = workers.me, run.plan
+    pool: Any = run.workers.pool
+    [me], plan = run.workers.ranks["train"], run.plan
     reads = any(slot.kind == "batch" for slot in me.slots)
     share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
     reader = _begun_late(lambda: data(share) if callable(data) else _ordered(data, share))
@@ -101,16 +101,16 @@ def _of_this_rank(run: Run, data: Any) -> Iterator[Any]:
         status, batch, failure = READ, None, None
         try:
             if reads:
-                with workers.waiting_for(place_of(data)):
+                with pool.waiting_for(place_of(data)):
                     batch = next(reader)
                 run.checked(batch)
         except StopIteration:
             status = ENDED
         except Exception as error:
             status, failure = FAILED, error
-        found = workers.agree(status if reads else IDLE)
+        found = pool.agree(status if reads else IDLE)
         if FAILED in found:
-            workers.stop(failure)
+            pool.stop(failure)
         check_ends(
             [rank for rank, other in enumerate(found) if other == READ],
             [rank for rank, other in enumerate(found) if other == ENDED],

@@ -16,7 +16,7 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan
-from piper.runtime.launch.pool_run import Pool
+from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.data import batches, check_again, check_data
@@ -155,8 +155,8 @@ class _Loop:
         """Under torchrun ranks have measured times of their own: all get those of rank 0."""
         self.training.seconds = time.perf_counter() - self.begun
         if self.run.workers.reading == "rank":
-            workers: Any = self.run.workers
-            self.training = workers.from_first(self.training)
+            pool: Any = self.run.workers.pool
+            self.training = pool.from_first(self.training)
         self.lines.end(self.training)
         return self.training
 

@@ -168,11 +168,12 @@ def _rows(mode: FakeTensorMode, expected: int, bound: int, number: int) -> Any:
     """A symbolic size; its name must be equal in all processes, for Inductor's cache."""
     from torch._dynamo.source import ConstantSource
 
-    size = mode.from_tensor(
+    size: Any = mode.from_tensor(
         torch.empty(max(expected, 2)),
         source=ConstantSource(f"rows{number}"),
         symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC]),
     ).shape[0]
+    assert mode.shape_env is not None
     mode.shape_env.constrain_symbol_range(size.node.expr, 2, max(bound, expected, 2))
     return size
 
@@ -201,6 +202,7 @@ def _compile(body: Body) -> None:
         body.problem = _first_line(error)
         return
     shapes = graph.mode.shape_env
+    assert shapes is not None
     if shapes.guards or shapes.replacements:
         rule = str(shapes.guards[0].expr) if shapes.guards else str(shapes.replacements)
         body.problem = f"the code that Inductor makes holds only if {rule}"
@@ -215,11 +217,12 @@ def _inductor(graph: _Graph) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     output = next(iter(reversed(graph.module.graph.nodes)))
     # The strides of these results are kept as they were traced.
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    assert graph.mode.shape_env is not None
     ranges = [str(r) for r in graph.mode.shape_env.var_to_range.values()]
     with (
         cache_folder(),
         config.patch(_SETTINGS),
-        torch.compiler.config.patch(
+        torch.compiler.config.patch(  # type: ignore[attr-defined]
             cache_key_tag=f"piper {ranges}"
         ),  # a symbol's name has no range
         tracing(TracingContext(graph.mode)),

@@ -188,8 +188,9 @@ def _told(given: Given, default: torch.dtype) -> torch.dtype:
 
 
 def _bernoulli(keyed: Keyed, given: Given) -> Tensor:
-    like = given["self"]
-    return keyed.mask(like.shape, given.get("p", like)).to(like.dtype)
+    like: Tensor = given["self"]
+    probability: float | Tensor = given.get("p", like)
+    return keyed.mask(like.shape, probability).to(like.dtype)
 
 
 def _rand(keyed: Keyed, given: Given) -> Tensor:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from piper.check.problem import Problem
-from piper.ir.tensor_type import is_dtype
-from piper.mesh import Mesh, Slice
+from piper.ir.tensor_type import MAX_BYTES, TensorType
+from piper.mesh import Mesh, Slice, mesh_problem
 from piper.plan.holdings import box_of
 from piper.plan.keys import num_indexes
 from piper.plan.optimizers import KNOWN
@@ -20,9 +20,7 @@ from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Run
 from piper.plan.types import BatchLeaf, Bucket, ModelTensor, Plan, RankClass
 
-MAX_RANKS = 1 << 20
 MAX_MICROBATCHES = 1 << 20
-MAX_BYTES = 1 << 62  # of one tensor
 _MAX_UNEQUAL = 1000  # classes whose slices fix different axes
 _DEVICES = ("cpu", "cuda")
 _BODY = re.compile(r"[0-9a-f]{16}")
@@ -30,15 +28,17 @@ _BODY = re.compile(r"[0-9a-f]{16}")
 
 def frame(plan: Plan) -> Iterator[Problem]:
     """Numbers that no plan can have, and names of what does not exist."""
-    for why in (*_head(plan), *_classes(plan), *_tensors(plan), *_groups(plan)):
+    head = list(_head(plan))
+    for why in head or (*_classes(plan), *_tensors(plan), *_groups(plan)):
         yield Problem("structure", why)
-    if not any(True for _ in _head(plan)):
-        for bucket in plan.buckets:
-            yield from _named(f"bucket {bucket.name}", _bucket(plan, bucket))
-        for part in plan.classes:
-            yield from _named(f"class {part.slice}", _indexes(part))
-            for slot in part.slots:
-                yield from _named(f"{part.slice}: slot {slot.name}", _slot(plan, slot))
+    if head:
+        return
+    for bucket in plan.buckets:
+        yield from _named(f"bucket {bucket.name}", _bucket(plan, bucket))
+    for part in plan.classes:
+        yield from _named(f"class {part.slice}", _indexes(part))
+        for slot in part.slots:
+            yield from _named(f"{part.slice}: slot {slot.name}", _slot(plan, slot))
 
 
 def _named(what: str, reasons: Iterable[str]) -> Iterator[Problem]:
@@ -47,13 +47,12 @@ def _named(what: str, reasons: Iterable[str]) -> Iterator[Problem]:
 
 
 def _head(plan: Plan) -> Iterator[str]:
-    names, sizes = plan.mesh.names, [size for _, size in plan.mesh.axes]
-    if len(set(names)) < len(names) or not all(names):
-        yield "two axes of the mesh have one name, or one has none"
-    if any(not 1 <= size <= MAX_RANKS for size in sizes) or math.prod(sizes) > MAX_RANKS:
-        yield f"the mesh is {_short(plan.mesh)}; a plan has 1 to {MAX_RANKS} ranks"
+    problem = mesh_problem(plan.mesh)
+    if problem:
+        yield problem
+        return
     if not _axes(plan.mesh, plan.data_axes):
-        yield f"the data axes are {', '.join(plan.data_axes)}, the mesh is {_short(plan.mesh)}"
+        yield f"the data axes are {', '.join(plan.data_axes)}, the mesh is {plan.mesh}"
     if not 1 <= plan.num_microbatches <= MAX_MICROBATCHES:
         yield f"there are {plan.num_microbatches} microbatches, of 1 to {MAX_MICROBATCHES}"
     if plan.device not in _DEVICES:
@@ -76,11 +75,6 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "a body has an impossible number of bytes inside"
 
 
-def _short(mesh: Mesh) -> str:
-    text = str(mesh)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:
     """Whether these are different axes of the mesh."""
     return len(set(axes)) == len(axes) and set(axes) <= set(mesh.names)
@@ -89,11 +83,9 @@ def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:
 def _classes(plan: Plan) -> Iterator[str]:
     """Every rank is in one class."""
     slices = [part.slice for part in plan.classes]
-    sizes = dict(plan.mesh.axes)
     for at in slices:
-        inside = all(axis in sizes and 0 <= index < sizes[axis] for axis, index in at.fixed)
-        if not inside or len(at.axes) < len(at.fixed):
-            yield f"class {at} is outside of the mesh {_short(plan.mesh)}"
+        if not at.inside(plan.mesh):
+            yield f"class {at} is outside of the mesh {plan.mesh}"
             return
     unequal = len({at.axes for at in slices}) > 1
     if unequal and len(slices) > _MAX_UNEQUAL:
@@ -137,8 +129,7 @@ def _tensors(plan: Plan) -> Iterator[str]:
 
 
 def _is_tensor(shape: Sequence[int], dtype: str) -> bool:
-    size = math.prod(dim for dim in shape if dim)
-    return is_dtype(dtype) and all(dim >= 0 for dim in shape) and size < MAX_BYTES
+    return TensorType(tuple(shape), dtype).possible
 
 
 def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
@@ -164,10 +155,8 @@ def _indexes(part: RankClass) -> Iterator[str]:
 
 
 def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
-    if not _is_tensor(slot.shape, slot.dtype):
-        yield f"is no tensor: {slot.dtype}{list(slot.shape)}"
-    if slot.bound is not None and not (slot.shape and 0 <= slot.bound < MAX_BYTES):
-        yield f"has a bound {slot.bound} of its dim 0"
+    if not TensorType(slot.shape, slot.dtype, slot.bound).possible:
+        yield f"is no tensor: {slot.dtype}{list(slot.shape)}, with a bound of {slot.bound}"
     if min(slot.base, slot.bucket, slot.pool) < -1 or slot.offset < 0:
         yield "has a negative number"
     if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -23,7 +23,7 @@ from piper.runtime.failure.patience import START_SECONDS, Patience
 from piper.runtime.launch.devices import devices_of
 from piper.runtime.launch.mps import Mps
 from piper.runtime.launch.pickles import receive, send
-from piper.runtime.launch.pool_run import Message
+from piper.runtime.launch.pool import Reading
 from piper.runtime.transport.gates import make_shared
 
 EXIT_SECONDS = 10
@@ -40,6 +40,8 @@ class LocalPool:
     """
 
     program = "piper.runtime.launch.process"
+    reading: Reading = "members"
+    sends = True
 
     def __init__(
         self,
@@ -81,15 +83,15 @@ class LocalPool:
         store = f"file://{os.path.join(self._folder, 'store')}"
         joining = {"num_ranks": self.num_ranks, "init_method": store, "timeout": START_SECONDS}
         if self.device == "cpu" or self.num_ranks == 1:
-            self.ask([("join", joining)] * self.num_ranks)
+            self.call("join", [joining] * self.num_ranks)
             return
         gates = make_shared()
         try:
-            problems = self.ask([("join", {**joining, "gates": gates})] * self.num_ranks)
+            problems = self.call("join", [{**joining, "gates": gates}] * self.num_ranks)
         finally:
             os.unlink(gates)  # who has opened it keeps it
         if any(problems):
-            self.ask([("ungate", None)] * self.num_ranks)
+            self.call("ungate", [None] * self.num_ranks)
 
     def _spawn(self, rank: int, ranks_per_gpu: int) -> None:
         environment = {
@@ -121,26 +123,29 @@ class LocalPool:
     def alive(self) -> bool:
         return bool(self.connections)
 
-    def ask(self, messages: list[Message]) -> list[Any]:
+    @property
+    def ranks(self) -> Sequence[int]:
+        return range(self.num_ranks)
+
+    def call(self, command: str, payloads: Sequence[Any]) -> list[Any]:
         """Send each rank its message and collect all answers; any failure ends the pool."""
         if not self.alive:
             raise RunError("the worker processes have ended", legal="launch again")
-        command = messages[0][0]
         try:
-            for rank, message in enumerate(messages):
-                self._send(rank, message)
+            for rank, payload in enumerate(payloads):
+                self._send(rank, command, payload)
             return self._collect(command)
         except BaseException:
             self.close(kill=True)
             raise
 
-    def _send(self, rank: int, message: Message) -> None:
+    def _send(self, rank: int, command: str, payload: Any) -> None:
         try:
-            send(self.connections[rank], message)
+            send(self.connections[rank], (command, payload))
         except ConnectionError:
             pass  # its death is seen when answers come in
         except BlockingIOError:
-            raise self._frozen(rank, message[0]) from None
+            raise self._frozen(rank, command) from None
 
     def _collect(self, command: str, report: Report | None = None) -> list[Any]:
         answers: dict[int, Any] = {}

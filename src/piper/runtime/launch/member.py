@@ -1,4 +1,4 @@
-"""Member: one rank's process, with its communicators and the plans it has loaded."""
+"""Member: one rank, with its communicators and the plans it has loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from piper.errors import PiperError
-from piper.plan.types import plan_from_json
+from piper.plan.types import Plan, plan_from_json
 from piper.runtime.factory import spare_compiler
 from piper.runtime.failure.board import Board, begin, clear, end
 from piper.runtime.launch.devices import device_facts
@@ -23,6 +23,7 @@ from piper.runtime.launch.shares import Share
 from piper.runtime.order.host_order import PeerError
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
+from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.heap import keep_memory
 from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
@@ -30,16 +31,29 @@ from piper.runtime.worker.worker import Worker
 
 
 class Member:
-    """Does what a driver asks: each public method is a command that takes one payload."""
+    """Does what a driver asks: each public method is a command that takes one payload.
 
-    def __init__(self, rank: int, *, device: str = "cpu", cells: memoryview | None = None) -> None:
+    A rank with a process of its own communicates by torch.distributed, once it has joined the others;
+    `transport` is for ranks of one process.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        device: str = "cpu",
+        cells: memoryview | None = None,
+        transport: Transport | None = None,
+    ) -> None:
         self.rank = rank
         self.device = torch.device(device)
+        self.transport = transport
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        else:
+        elif transport is None:
             keep_memory()
-        spare_compiler()
+        if transport is None:
+            spare_compiler()
         self.cells = Board(1).cells(0) if cells is None else cells
         clear(self.cells)
         self.communicators = Communicators(self.device)
@@ -61,11 +75,11 @@ class Member:
         """Do without gates, since not every rank can have them."""
         self.communicators.gates = None
 
-    def load(self, payload: Mapping[str, Any]) -> str:
+    def load(self, payload: Mapping[str, Any]) -> None:
         """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
         the parameters of that one."""
-        plan = plan_from_json(payload["plan"])
-        name = payload.get("name", "train")
+        given, name = payload["plan"], payload["name"]
+        plan = given if isinstance(given, Plan) else plan_from_json(given)
         if name == "train":
             self.at = None
             self.workers.clear()
@@ -77,25 +91,33 @@ class Member:
             plan,
             self.rank,
             bodies=payload["bodies"],
-            transport=DistributedTransport(self.communicators, plan),
+            transport=self.transport or DistributedTransport(self.communicators, plan),
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
             compile=payload.get("compile", False),
         )
-        return plan.content_hash()
 
-    def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
-        """Run a plan on the leaves that were sent, else on the batch that was fetched."""
-        name = payload.get("name", "train")
+    def plan_hash(self, name: str) -> str:
+        """Of the plan with this role."""
+        return self.workers[name].plan.content_hash()
+
+    def prepare_step(self, payload: Mapping[str, Any]) -> tuple[Worker, Mapping[str, Tensor]]:
+        """The Worker of a plan, and the leaves that were sent, else the batch that was fetched."""
+        name = payload["name"]
         self.at = worker = self.workers[name]
-        if payload.get("options"):
+        if payload["options"]:
             worker.set_options(payload["options"])
-        leaves = payload.get("leaves")
+        leaves = payload["leaves"]
         if leaves is None:
             reader = self.readers[name]
             leaves = reader.take() if reader else {}
         begin(self.cells, list(self.workers).index(name))
+        return worker, leaves
+
+    def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
+        """Run a plan once."""
+        worker, leaves = self.prepare_step(payload)
         with profiled(payload.get("trace"), self.rank):
             result = worker.step(leaves)
         end(self.cells)

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from piper.errors import RunError
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
+from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.reading import Data, place_of, reference
-from piper.runtime.launch.shares import share_of
-
-Message = tuple[str, Any]
-# Who reads batches: this process for all ranks, each rank's own process, or this one for its rank.
-Reading = Literal["driver", "members", "rank"]
-
-
-class Pool(Protocol):
-    """Members that wait for commands; many plans, one after another."""
-
-    num_ranks: int
-    device: str
-
-    def ask(self, messages: list[Message]) -> list[Any]:
-        """Give each rank its command and collect all answers. A Failure ends the pool."""
-
-    def close(self) -> None: ...
+from piper.runtime.launch.shares import rows_of
+from piper.runtime.worker.worker import Worker
 
 
 class PoolRun:
     """A plan on a pool, which is closed with the run if it was made for it."""
-
-    reading: Reading = "members"
 
     def __init__(
         self,
@@ -49,7 +33,7 @@ class PoolRun:
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
         self._set: dict[str, Any] = {}  # what optimizers are set to with the next step
-        self.ranks: dict[str, list[RankPlan]] = {}
+        self.ranks: dict[str, list[RankPlan]] = {}  # by role, of the ranks that this process drives
         self._data: dict[str, str] = {}  # by role: what the ranks read
         try:
             self._check()
@@ -58,6 +42,16 @@ class PoolRun:
             self.close()
             raise
 
+    @property
+    def reading(self) -> Reading:
+        return self.pool.reading
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The Workers of ranks in this process."""
+        members: Any = getattr(self.pool, "members", ())
+        return [member.workers["train"] for member in members]
+
     def _check(self) -> None:
         plan, pool = self.plan, self.pool
         if pool.num_ranks != plan.mesh.size:
@@ -65,58 +59,65 @@ class PoolRun:
         if pool.device != plan.device:
             raise RunError(f"the pool is on {pool.device}, the plan is for {plan.device}")
 
-    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
-        """Have every rank get ready for a plan, unless it is."""
-        if self.plans.get(name) is plan:
-            return
-        payload = {
-            "name": name, "plan": plan.to_json(), "bodies": dict(bodies), **self.options
-        }  # fmt: skip
-        self.plans[name] = plan
-        hashes = self.ask([("load", payload)] * plan.mesh.size)
-        if set(hashes) != {plan.content_hash()}:
-            raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
-        self.ranks[name] = [bind(plan, rank) for rank in range(plan.mesh.size)]
+    def call(self, command: str, payload: Any = None) -> list[Any]:
+        """What every rank answers to a command, which is a method of Member."""
+        return self._call(command, [payload] * len(self.pool.ranks))
 
-    def ask(self, messages: list[Message]) -> list[Any]:
+    def _call(self, command: str, payloads: Sequence[Any]) -> list[Any]:
         try:
-            return self.pool.ask(messages)
+            return self.pool.call(command, payloads)
         except Failure as failure:
             self.close()
-            command, payload = messages[0]
             if command in ("read", "fetch"):
-                name = payload if command == "fetch" else payload["name"]
+                name = payloads[0] if command == "fetch" else payloads[0]["name"]
                 failure.facts["data"] = self._data[name]
             raise as_error(failure, self.plans) from None
+
+    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
+        """Have every rank get ready for a plan of this role, unless it is."""
+        if self.plans.get(name) is plan:
+            return
+        sent = plan.to_json() if self.pool.sends else plan
+        self.plans[name] = plan
+        self.call("load", {"name": name, "plan": sent, "bodies": dict(bodies), **self.options})
+        if self.reading != "driver":
+            hashes = set(self.call("plan_hash", name))
+            if hashes != {plan.content_hash()}:
+                raise RunError(f"ranks hold different plans: {sorted(hashes)}")
+        self.ranks[name] = [bind(plan, rank) for rank in self.pool.ranks]
 
     def step(
         self, leaves: Mapping[str, Tensor] | None, *, trace: str | None = None
     ) -> list[dict[str, float]]:
-        """One step; with `trace`, a folder that gets what torch's profiler saw on each rank."""
+        """Train on leaves of the global batch, or on None: what the ranks have read themselves. With
+        `trace`, a folder gets what torch's profiler saw on each rank."""
         options, self._set = self._set, {}
-        messages = self._steps("train", leaves, options)
-        return self.ask([(name, {**payload, "trace": trace}) for name, payload in messages])
+        return self._call("step", self._steps("train", leaves, options=options, trace=trace))
 
     def evaluate(
         self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor] | None
     ) -> list[dict[str, float]]:
         """Run an evaluation of the plan on its live parameters."""
         self.load(plan, bodies, "eval")
-        return self.ask(self._steps("eval", leaves, {}))
+        return self._call("step", self._steps("eval", leaves, options={}, trace=None))
 
     def _steps(
-        self, name: str, leaves: Mapping[str, Tensor] | None, options: dict[str, Any]
-    ) -> list[Message]:
-        messages: list[Message] = []
+        self, name: str, leaves: Mapping[str, Tensor] | None, **more: Any
+    ) -> list[dict[str, Any]]:
+        """A payload per rank, with its rows of the leaves that it reads."""
+        payloads = []
         for me in self.ranks[name]:
-            mine = None
+            mine: dict[str, Tensor] | None = None
             if leaves is not None:
-                share = share_of(self.plan, leaves, me.data_rank)
                 used = {slot.source for slot in me.slots if slot.kind == "batch"}
-                # A view would be sent with the memory of the whole batch.
-                mine = {k: v.clone() for k, v in share.items() if k in used}
-            messages.append(("step", {"name": name, "leaves": mine, "options": options}))
-        return messages
+                rows = rows_of(self.plan, leaves, me.data_rank)
+                mine = {key: leaf for key, leaf in rows.items() if key in used}
+                if self.pool.sends:  # a view would be sent with the memory of the whole batch
+                    mine = {key: leaf.clone() for key, leaf in mine.items()}
+            elif self.reading == "rank":
+                mine = {}  # it needs none
+            payloads.append({"name": name, "leaves": mine, **more})
+        return payloads
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         """With the next step optimizers get these values; they travel with it."""
@@ -126,24 +127,24 @@ class PoolRun:
         """Have every rank that needs batches read its share from a function, from the start."""
         payload = {"name": name, "function": reference(function)}
         self._data[name] = place_of(function)
-        self.ask([("read", payload)] * self.plan.mesh.size)
+        self.call("read", payload)
 
     def fetch(self, name: str = "train") -> bool:
         """Have every rank read its next batch; False if the data has ended, for all of them."""
-        found = self.ask([("fetch", name)] * self.plan.mesh.size)
-        ended = [rank for rank, has in enumerate(found) if has is False]
-        more = [rank for rank, has in enumerate(found) if has]
+        answers = self.call("fetch", name)
+        ended = [rank for rank, has in enumerate(answers) if has is False]
+        more = [rank for rank, has in enumerate(answers) if has]
         check_ends(more, ended)
         return bool(more)
 
     def describe(self) -> list[dict[str, str]]:
-        return self.ask([("describe", None)] * self.plan.mesh.size)
+        return self.call("describe")
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
-        return self.ask([("tensors", kind)] * self.plan.mesh.size)
+        return self.call("tensors", kind)
 
     def memory(self) -> list[dict[str, int]]:
-        return self.ask([("memory", None)] * self.plan.mesh.size)
+        return self.call("memory")
 
     def close(self) -> None:
         if self.own_pool:

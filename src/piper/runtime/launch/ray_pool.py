@@ -7,7 +7,7 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from piper.errors import RunError
@@ -17,7 +17,7 @@ from piper.runtime.failure.failure import Failure, as_error, first_cause
 from piper.runtime.failure.patience import START_SECONDS, Patience
 from piper.runtime.launch.local_pool import GRACE_SECONDS, LOOK_SECONDS, Report
 from piper.runtime.launch.node_placement import assign, check_axes
-from piper.runtime.launch.pool_run import Message
+from piper.runtime.launch.pool import Reading
 from piper.runtime.launch.ray_cluster import connect, load_ray
 from piper.runtime.launch.ray_member import RayMember
 
@@ -35,6 +35,9 @@ class RayPool:
     further for `timeout` seconds has failed: the actors end, and `restart` starts others in the same
     place. `report` is told what becomes of each rank.
     """
+
+    reading: Reading = "members"
+    sends = True
 
     def __init__(
         self,
@@ -119,33 +122,38 @@ class RayPool:
             for rank, (bundle, ip) in enumerate(zip(bundles, self.ips, strict=True))
         ]
         device = self.device if self.device == "cpu" else "cuda:0"  # Ray shows each its own card
-        self.processes = self.ask([("start", device)] * self.num_ranks)
-        port, *_ = self.ask([("open", START_SECONDS)] * self.num_ranks)
+        self.processes = self.call("start", [device] * self.num_ranks)
+        port, *_ = self.call("open", [START_SECONDS] * self.num_ranks)
         joining = {
             "num_ranks": self.num_ranks,
             "timeout": START_SECONDS,
             "meet": (self.ips[0], port),
         }
-        self.ask([("join", joining)] * self.num_ranks)
+        self.call("join", [joining] * self.num_ranks)
 
     @property
     def alive(self) -> bool:
         return bool(self.actors)
 
-    def ask(self, messages: list[Message]) -> list[Any]:
+    @property
+    def ranks(self) -> Sequence[int]:
+        return range(self.num_ranks)
+
+    def call(self, command: str, payloads: Sequence[Any]) -> list[Any]:
         """Give each rank its command and collect all answers; any failure ends the actors."""
         if not self.alive:
             raise RunError("the actors have ended", legal="pool.restart(), or launch again")
         try:
             sent: dict[int, Any] = {}  # equal messages travel once
-            for message in messages:
-                if id(message) not in sent:
-                    sent[id(message)] = self.ray.put(self.ray.cloudpickle.dumps(message))
-            ranks = {
-                actor.answer.remote(sent[id(message)]): rank
-                for rank, (actor, message) in enumerate(zip(self.actors, messages, strict=True))
+            for payload in payloads:
+                if id(payload) not in sent:
+                    message = self.ray.cloudpickle.dumps((command, payload))
+                    sent[id(payload)] = self.ray.put(message)
+            answers = {
+                actor.answer.remote(sent[id(payload)]): rank
+                for rank, (actor, payload) in enumerate(zip(self.actors, payloads, strict=True))
             }
-            return self._collect(ranks, messages[0][0])
+            return self._collect(answers, command)
         except BaseException:
             self._end(kill=True)
             raise

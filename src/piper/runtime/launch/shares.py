@@ -32,6 +32,12 @@ def share_of(plan: Plan, leaves: Mapping[str, Tensor], data_rank: int) -> dict[s
     return found
 
 
+def rows_of(plan: Plan, leaves: Mapping[str, Tensor], data_rank: int) -> Mapping[str, Tensor]:
+    """A data rank's rows of a global batch; what has other sizes is taken for its rows already."""
+    whole = all(leaves[name].shape[0] == leaf.shape[0] for name, leaf in plan.batch.items())
+    return share_of(plan, leaves, data_rank) if whole else leaves
+
+
 def checked_leaves(plan: Plan, batch: Any, *, parts: int = 1) -> dict[str, Tensor]:
     """The tensors of a batch, or of one of its `parts`, if they are like those of the example batch."""
     leaves = batch_leaves(batch)

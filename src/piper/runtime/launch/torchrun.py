@@ -7,22 +7,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from piper.errors import RunError
-from piper.plan.types import Plan, bind
+from piper.plan.types import Plan
 from piper.runtime.failure.board import Board, Where, where
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.failure.rollcall import Rollcall
 from piper.runtime.launch.devices import devices_of
 from piper.runtime.launch.member import Member, join, leave, told
-from piper.runtime.launch.pool_run import Reading
-from piper.runtime.launch.shares import share_of
+from piper.runtime.launch.pool import Reading
 from piper.runtime.order.host_order import PeerError
 
 START_SECONDS = 300
@@ -37,20 +35,13 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in NEEDED)
 
 
-class TorchrunRun:
-    """The rank of this process. A batch is this rank's share, or the global one, of which it takes its
-    share; every rank calls every method."""
+class TorchrunPool:
+    """The rank of this process: every rank makes every call."""
 
     reading: Reading = "rank"
+    sends = False
 
-    def __init__(
-        self,
-        plan: Plan,
-        bodies: Mapping[str, str],
-        *,
-        timeout: float = 120.0,
-        compile: bool = False,
-    ) -> None:
+    def __init__(self, num_ranks: int, *, device: str = "cpu", timeout: float = 120.0) -> None:
         missing = [name for name in NEEDED if name not in os.environ]
         if missing:
             raise RunError(
@@ -58,16 +49,13 @@ class TorchrunRun:
                 legal="torchrun --nproc-per-node N FILE.py",
             )
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if world != plan.mesh.size:
+        if world != num_ranks:
             raise RunError(
-                f"torchrun started {world} ranks, the plan has {plan.mesh.size}",
-                legal=f"--nproc-per-node {plan.mesh.size}, over all nodes",
+                f"torchrun started {world} ranks, the plan has {num_ranks}",
+                legal=f"--nproc-per-node {num_ranks}, over all nodes",
             )
-        self.plan = plan
-        self.plans: dict[str, Plan] = {}  # all that are loaded, by role
-        self.me = bind(plan, rank)
+        self.rank, self.num_ranks, self.device = rank, num_ranks, device
         self.timeout = timeout
-        self.options = {"compile": compile}
         self.own_group = not dist.is_initialized()
         if self.own_group:
             seconds = START_SECONDS + timeout  # others wait for a rank that reads its data
@@ -75,44 +63,44 @@ class TorchrunRun:
         local, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         self.board = os.memfd_create("piper-board")
         cells = Board(1, f"/proc/self/fd/{self.board}").cells(0)
-        self.member = Member(rank, device=devices_of(per_node, plan.device)[local], cells=cells)
+        self.member = Member(rank, device=devices_of(per_node, device)[local], cells=cells)
         self.rollcall = Rollcall(rank, world, self.board)
         self._stepping = False
         self._reading = ""  # what this rank waits for the next batch of
         self._speaking = threading.Lock()
         self._closed = threading.Event()
         self._watch()
-        self.load(plan, bodies, "train")
 
-    def load(self, plan: Plan, bodies: Mapping[str, str], name: str) -> None:
-        """Get ready for a plan, unless this rank is."""
-        if self.plans.get(name) is plan:
-            return
-        payload = {"name": name, "plan": plan.to_json(), "bodies": bodies, **self.options}
-        self.plans[name] = plan
-        hashes = self._all("load", payload)
-        if set(hashes) != {plan.content_hash()}:
-            raise RunError(f"ranks hold different plans: {sorted(set(hashes))}")
+    @property
+    def ranks(self) -> Sequence[int]:
+        return (self.rank,)
 
-    def step(self, leaves: Mapping[str, Tensor] | None) -> list[dict[str, float]]:
-        share = {} if leaves is None else self._share(leaves)
-        return [self._do("step", {"leaves": share})]
+    @property
+    def members(self) -> Sequence[Member]:
+        return (self.member,)
 
-    def evaluate(
-        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor] | None
-    ) -> list[dict[str, float]]:
-        """Run an evaluation of the plan on its live parameters."""
-        self.load(plan, bodies, "eval")
-        share = {} if leaves is None else self._share(leaves)
-        return [self._do("step", {"name": "eval", "leaves": share})]
+    @property
+    def plans(self) -> dict[str, Plan]:
+        """All that are loaded, by role."""
+        return {name: worker.plan for name, worker in self.member.workers.items()}
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        self.member.workers["train"].set_options(options)
+    def call(self, command: str, payloads: Sequence[Any]) -> list[Any]:
+        """Every rank's answer, on every rank; a step's result is the same on all."""
+        [payload] = payloads
+        mine = self._do(command, payload)
+        if command == "step":
+            return [mine]
+        answers: list[Any] = [None] * self.num_ranks
+        try:
+            dist.all_gather_object(answers, mine)
+        except RuntimeError as error:
+            self._fail(PeerError(command, str(error)), command)
+        return answers
 
     def agree(self, mine: int) -> list[int]:
         """The numbers of all ranks."""
         number = torch.tensor([mine])
-        found = [torch.zeros_like(number) for _ in range(self.plan.mesh.size)]
+        found = [torch.zeros_like(number) for _ in range(self.num_ranks)]
         try:
             dist.all_gather(found, number)
         except RuntimeError as error:
@@ -141,37 +129,12 @@ class TorchrunRun:
         dist.broadcast_object_list(found, src=0)
         return found[0]
 
-    def describe(self) -> list[dict[str, str]]:
-        return self._all("describe", None)
-
-    def tensors(self, kind: str) -> list[dict[str, Tensor]]:
-        return self._all("tensors", kind)
-
-    def memory(self) -> list[dict[str, int]]:
-        return self._all("memory", None)
-
     def close(self) -> None:
         if not self._closed.is_set():
             self._closed.set()
             os.close(self.board)
         if self.own_group:
             leave()
-
-    def _share(self, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        sizes = {name: leaf.shape[0] for name, leaf in self.plan.batch.items()}
-        if all(leaves[name].shape[0] == size for name, size in sizes.items()):
-            return share_of(self.plan, leaves, self.me.data_rank)
-        return dict(leaves)
-
-    def _all(self, command: str, payload: Any) -> list[Any]:
-        """Every rank's answer, on every rank."""
-        mine = self._do(command, payload)
-        found: list[Any] = [None] * self.plan.mesh.size
-        try:
-            dist.all_gather_object(found, mine)
-        except RuntimeError as error:
-            self._fail(PeerError(command, str(error)), command)
-        return found
 
     def _do(self, command: str, payload: Any) -> Any:
         self._stepping = command == "step"
@@ -191,11 +154,11 @@ class TorchrunRun:
             first = self.rollcall.speaks()
             if first and not lost:
                 board, _ = self.rollcall.call(GRACE_SECONDS)
-                board[self.me.rank] = here
-                raise as_error(Failure("error", self.me.rank, facts, board), self.plans) from None
+                board[self.rank] = here
+                raise as_error(Failure("error", self.rank, facts, board), self.plans) from None
             if first:  # whoever starts the ranks may end this one soon: no time to ask others
-                board = [here] * self.plan.mesh.size
-                failure = Failure("lost", self.me.rank, facts, board)
+                board = [here] * self.num_ranks
+                failure = Failure("lost", self.rank, facts, board)
                 _say(RunError(as_error(failure, self.plans).message))
         time.sleep(0 if first else QUIET_SECONDS)
         raise SystemExit(1)
@@ -225,12 +188,12 @@ class TorchrunRun:
         """Say who hangs, if nobody has said anything yet, and end this process."""
         with contextlib.suppress(RuntimeError), self._speaking:
             if self._reading and self.rollcall.speaks():
-                facts = {"seconds": self.timeout, "waiting": [self.me.rank], "command": "fetch"}
+                facts = {"seconds": self.timeout, "waiting": [self.rank], "command": "fetch"}
                 failure = Failure("hangs", -1, {**facts, "data": self._reading})
                 _say(as_error(failure, self.plans))
             elif self.rollcall.speaks():
                 board, silent = self.rollcall.call(GRACE_SECONDS)
-                board[self.me.rank] = here
+                board[self.rank] = here
                 facts = {"seconds": self.timeout, "frozen": silent, "command": "step"}
                 _say(as_error(Failure("hangs", -1, facts, board), self.plans))
                 for rank in silent:

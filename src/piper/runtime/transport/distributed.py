@@ -123,11 +123,12 @@ class DistributedTransport:
 
     def _message(self, exchange: Exchange, tensor: Tensor | None, into: Tensor | None) -> Pending:
         """Send a tensor, or receive one."""
-        if tensor is None:
-            into = self.empty(exchange) if into is None else into
+        if tensor is None and into is None:
+            into = self.empty(exchange)
         if self.aside:
             group, tag = self.messages, self.tags[exchange.task.key]
             if tensor is None:
+                assert into is not None
                 return Work(dist.irecv(into, exchange.peer, group=group, tag=tag), into)
             return Work(dist.isend(tensor, exchange.peer, group=group, tag=tag), keep=tensor)
         channel = exchange.ranks, exchange.stream
@@ -136,6 +137,7 @@ class DistributedTransport:
             step = gate.pass_through if tensor is None else gate.open
             step(torch.cuda.current_stream().cuda_stream)
         if tensor is None:
+            assert into is not None
             return Work(dist.broadcast(into, exchange.peer, group=group), into)
         return Work(dist.broadcast(tensor, exchange.rank, group=group), keep=tensor)
 

@@ -57,7 +57,9 @@ def add_to_bucket(
     rounds = _rounds([(source, place) for source, place, first in found if not first])
     zeros, fresh = task.zeros, slot.kind == "sum" and task.zeros
     stays: list[tuple[Any, list[int], list[Tensor]]] = []
-    calls = [(torch._foreach_copy_, copied)] if copied else []
+    calls: list[tuple[Any, list[tuple[int, Part]]]] = []
+    if copied:
+        calls.append((torch._foreach_copy_, copied))
     calls += [(torch._foreach_add_, added) for added in rounds]
     if slot.kind == "grad":  # its memory is there for good, and so are the parts of it
         stays = [
