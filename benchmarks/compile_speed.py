@@ -1,4 +1,5 @@
-"""Compile speed: DualPipeV with experts, data parallelism and ZeRO, from hundreds to 200,000 nodes.
+"""Compile speed: DualPipeV with experts, data parallelism and ZeRO, from hundreds to 200,000 nodes, and
+a model of the shape of Llama 3 8B under 1F1B.
 
 Times are those of directives, passes and proofs, after tracing and the making of bodies. Prints a
 table; with `--write` also into docs/compile_speed.md.
@@ -12,7 +13,9 @@ import random
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
+import llama
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -67,6 +70,15 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
 
 
+def llama_traced(pp: int, dp: int, microbatches: int) -> Program:
+    return piper.trace(llama.Llama, llama.batch(dp * microbatches), llama.step)
+
+
+def compile_llama(program: Program, *, pp: int, dp: int, microbatches: int, zero: int) -> Job:
+    strategy = parallel(pp=pp, dp=dp, zero=zero, schedule="1f1b", microbatches=microbatches)
+    return program.apply(strategy).lower()
+
+
 def traced(pp: int, dp: int, microbatches: int) -> Program:
     tokens = torch.zeros(dp * microbatches, LENGTH, dtype=torch.int64)
     return piper.trace(lambda: Model(2 * pp), {"x": tokens, "y": tokens}, step)
@@ -79,12 +91,16 @@ def compile_once(program: Program, *, pp: int, dp: int, microbatches: int, zero:
     return program.apply(strategy).lower()
 
 
-def measure(pp: int, dp: int, microbatches: int, zero: int) -> dict[str, float]:
-    program = traced(pp, dp, microbatches)
-    compile_once(program, pp=pp, dp=dp, microbatches=microbatches, zero=zero)  # makes the bodies
+MODELS = {"experts": (traced, compile_once), "Llama 3 8B": (llama_traced, compile_llama)}
+
+
+def measure(pp: int, dp: int, microbatches: int, zero: int, model: str) -> dict[str, Any]:
+    trace, compile_again = MODELS[model]
+    program = trace(pp, dp, microbatches)
+    compile_again(program, pp=pp, dp=dp, microbatches=microbatches, zero=zero)  # makes the bodies
     gc.collect()
     start = time.process_time()
-    job = compile_once(program, pp=pp, dp=dp, microbatches=microbatches, zero=zero)
+    job = compile_again(program, pp=pp, dp=dp, microbatches=microbatches, zero=zero)
     lowered = time.process_time()
     data = job.plan.to_json()
     written = time.process_time()
@@ -93,6 +109,7 @@ def measure(pp: int, dp: int, microbatches: int, zero: int) -> dict[str, float]:
     bound = time.process_time()
     assert tasks > 0
     return {
+        "model": model,
         "ranks": job.plan.mesh.size,
         "microbatches": microbatches,
         "nodes": len(job.graph.nodes),
@@ -104,19 +121,19 @@ def measure(pp: int, dp: int, microbatches: int, zero: int) -> dict[str, float]:
     }
 
 
-def row(found: dict[str, float]) -> str:
-    micro = found["compile"] / found["nodes"] * 1e6
+def row(case: dict[str, Any]) -> str:
+    micro = case["compile"] / case["nodes"] * 1e6
     return (
-        f"| {found['ranks']:,.0f} | {found['microbatches']:,.0f} | {found['nodes']:,.0f} "
-        f"| {found['compile']:.2f} s | {micro:.0f} µs | {found['write']:.2f} s | {found['bind']:.3f} s "
-        f"| {found['mib']:.1f} MiB | {found['peak']:,.0f} MiB |"
+        f"| {case['model']} | {case['ranks']:,.0f} | {case['microbatches']:,.0f} "
+        f"| {case['nodes']:,.0f} | {case['compile']:.2f} s | {micro:.0f} µs | {case['write']:.2f} s "
+        f"| {case['bind']:.3f} s | {case['mib']:.1f} MiB | {case['peak']:,.0f} MiB |"
     )
 
 
 HEAD = (
-    "| ranks | microbatches | nodes | compile | per node | write the plan "
+    "| model | ranks | microbatches | nodes | compile | per node | write the plan "
     f"| task lists of {RANKS} ranks | plan | peak memory |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -131,17 +148,21 @@ def main() -> None:
     print(HEAD)
     sizes = [(2, 4, 8), (4, 4, 16), (4, 4, 64), (8, 4, 64), (8, 4, 192), (8, 4, 472)]
     scale = [(4, dp, 32) for dp in (4, 32, 256, 4096)]
-    for pp, dp, microbatches in [*(sizes[:4] if options.quick else sizes), *scale]:
-        line = row(measure(pp, dp, microbatches, options.zero))
+    cases = [("experts", *size) for size in (*(sizes[:4] if options.quick else sizes), *scale)]
+    if not options.quick:
+        cases.append(("Llama 3 8B", 8, 8, 64))
+    for model, pp, dp, microbatches in cases:
+        line = row(measure(pp, dp, microbatches, options.zero, model))
         lines.append(line)
         print(line, flush=True)
     if options.write:
         DOCS.write_text(
             "# Compile speed\n\nDualPipeV with experts over 2 ranks, data parallelism and ZeRO-"
             f"{options.zero}: CPU seconds of directives, passes and proofs\nafter tracing, with torch "
-            f"{torch.__version__}. Made by `python benchmarks/compile_speed.py --write`. The last rows\n"
-            "differ in the number of ranks alone. Peak memory is that of the process so far, torch "
-            "included.\n\n" + "\n".join(lines) + "\n"
+            f"{torch.__version__}. Made by `python benchmarks/compile_speed.py --write`. Rows of 6,738\n"
+            "nodes differ in the number of ranks alone. The last row is a model of the shape of Llama\n"
+            "3 8B (`benchmarks/llama.py`) under 1F1B on 64 ranks. Peak memory is that of the process\n"
+            "so far, torch included.\n\n" + "\n".join(lines) + "\n"
         )
 
 

@@ -10,10 +10,11 @@ import torch
 from examples import dense, moe, moe_lm
 from torch import Tensor, fx, nn
 
+import piper
 from piper.bodies.leaves import batch_leaves, tensors_in
 from piper.compiler import captures
 from piper.compiler.captures import Captures
-from piper.frontend.capture import Capture, finish, record
+from piper.frontend.capture import Capture, Recording, finish, record
 from piper.frontend.captured_nodes import value_of
 from piper.frontend.traced import cut_program
 from tests.zoo import CASES
@@ -128,20 +129,36 @@ def test_code_that_looks_at_the_number_is_recorded_again(way: str, holding: list
     assert [rows for rows in (1, 2, 4, 5, 8, 16) if whole.holds_at(rows)] == sorted([*holding, 8])
 
 
-def test_what_is_recorded_again_has_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the one recording has gaps between its names: a size was a node there."""
-    times = 0
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of rows of each recording."""
+    noted: list[int] = []
 
-    def counted(*program: Any, **options: Any) -> Any:
-        nonlocal times
-        times += 1
+    def noting(*program: Any, **options: Any) -> Recording:
+        noted.append(options["rows"])
         return record(*program, **options)
 
-    monkeypatch.setattr(captures, "record", counted)
+    monkeypatch.setattr(captures, "record", noting)
+    return noted
+
+
+def test_the_demo_is_recorded_twice(recordings: list[int]) -> None:
+    """Once in training and once in eval() mode, from trace through the evaluation's plan."""
+    program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
+    strategy = piper.strategies.parallel(
+        pp=2, dp=2, ep=2, zero=2, schedule="dualpipev", microbatches=4
+    )
+    job = program.apply(strategy).lower(optimizer=moe_lm.optimizer, clip=1.0)
+    assert not job.evaluation().plan.train
+    assert len(recordings) == 2
+
+
+def test_what_is_recorded_again_has_the_same_names(recordings: list[int]) -> None:
+    """Also where the one recording has gaps between its names: a size was a node there."""
     program = Captures(Counting, torch.ones(8, 6), _mean, batch_size=8, dtype="", training=True)
     whole = [node.name for node in program.at(8).graph.nodes]
     assert [node.name for node in program.at(4).graph.nodes] == whole
-    assert times == 1
+    assert recordings == [8]
     assert [node.name for node in program.at(1).graph.nodes] == whole
-    assert times == 2
-    assert [program.at(rows) for rows in (8, 4, 1)] and times == 2
+    assert recordings == [8, 1]
+    assert [program.at(rows) for rows in (8, 4, 1)] and recordings == [8, 1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.bodies.operators import draws_random
-from piper.errors import TraceError, user_source
+from piper.errors import Source, TraceError, is_users, user_source
 
 
 @dataclass(frozen=True)
@@ -104,10 +109,19 @@ class Initializers:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Initializers]:
-    """While a model is built on fake tensors."""
+    """While a model is built on fake tensors; a TraceError where their values would be needed."""
     initializers = Initializers()
-    with _Recorder(initializers), _Reader(initializers):
-        yield initializers
+    try:
+        with _Recorder(initializers), _Reader(initializers):
+            yield initializers
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [Source(f.filename, f.lineno or 0) for f in frames if is_users(f.filename)]
+        place = f" at {lines[-1]}" if lines else ""
+        raise TraceError(
+            f"make_model looks at the values of tensors{place} ({error.func})",
+            legal="initialisation that does not branch on values",
+        ) from error
 
 
 class _Reader(TorchFunctionMode):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper.errors import TraceError
 from piper.frontend.capture import Capture, Recording, Step, alike, finish, record
+from piper.ir.tensor_type import TensorType
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,6 +44,13 @@ class Captures:
         if rows not in self._by_rows:
             self._by_rows[rows] = self._derived(rows) or self._recorded(rows)
         return self._by_rows[rows]
+
+    def types_at(self, rows: int) -> dict[str, TensorType] | None:
+        """The types of all results at a number of rows, if the one recording knows them."""
+        self.at(self.batch_size)
+        if self._open is None or self._open.rows is None or not self._open.holds_at(rows):
+            return None
+        return self._open.types_at(rows)
 
     def _derived(self, rows: int) -> Capture | None:
         """By the one recording, if it holds for so many rows."""

@@ -23,6 +23,7 @@ from piper.frontend.capture import (
 from piper.frontend.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
+from piper.ir.tensor_type import TensorType
 from piper.plan.types import BatchLeaf, ModelTensor, Optimizer
 from piper.runtime.factory import Factory, resolve_optimizer
 
@@ -93,10 +94,10 @@ class Source:
                 dtype=dtype,
                 training=training,
             )
-        found = self._variants[dtype, training]
-        if found is not self:
-            self._check_chunks(found, Cuts(stages=cut))
-        return found
+        variant = self._variants[dtype, training]
+        if variant is not self:
+            self._check_chunks(variant, Cuts(stages=cut))
+        return variant
 
     def _check_chunks(self, other: Source, cuts: Cuts) -> None:
         (one, mine), (two, theirs) = self.at(self.batch_size, cuts), other.at(self.batch_size, cuts)
@@ -113,12 +114,12 @@ class Source:
     @property
     def batch_specs(self) -> dict[str, BatchLeaf]:
         """The leaves of a global batch, as the program takes them."""
-        found = {}
+        leaves = {}
         for name, leaf in self.leaves.items():
             dtype = str(leaf.dtype).removeprefix("torch.")
             cast = self.dtype if leaf.is_floating_point() and self.dtype else dtype
-            found[name] = BatchLeaf(tuple(leaf.shape), cast)
-        return found
+            leaves[name] = BatchLeaf(tuple(leaf.shape), cast)
+        return leaves
 
     def captured(self, rows: int) -> Capture:
         """The uncut program for batches of `rows` samples."""
@@ -126,30 +127,33 @@ class Source:
 
     def at(self, rows: int, cuts: Cuts = UNCUT) -> tuple[Capture, Traced]:
         """The program for batches of `rows` samples, cut by its tags and by `cuts`."""
-        found = self.captured(rows)
+        capture = self.captured(rows)
         if (rows, cuts) not in self._traced:
             traced = cut_program(
-                found, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
+                capture, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
             )
             self._traced[rows, cuts] = traced
-        return found, self._traced[rows, cuts]
+        return capture, self._traced[rows, cuts]
 
     def graph(self, cuts: Cuts = UNCUT, *, like: Traced | None = None) -> Graph:
         """The logical graph before any directive. Which dims carry rows is seen by comparison with the
         program at another size: `like`, or one of twice the batch; where neither is there, it is
         `guessed`."""
         _, traced = self.at(self.batch_size, cuts)
-        other = like or self._larger(traced, cuts)
-        self.guessed = other is None
-        return build_graph(traced, batch_layouts(traced, other))
+        types = _types(like) if like else self._captures.types_at(2 * self.batch_size)
+        types = types or self._larger(traced, cuts)
+        self.guessed = types is None
+        return build_graph(traced, batch_layouts(traced, types))
 
-    def _larger(self, traced: Traced, cuts: Cuts) -> Traced | None:
-        """The program at twice the size, if it is the same program there."""
+    def _larger(self, traced: Traced, cuts: Cuts) -> dict[str, TensorType] | None:
+        """The types of Values at twice the size, if it is the same program there."""
         try:
             _, larger = self.at(2 * self.batch_size, cuts)
         except TraceError:
             return None
-        return larger if _structure(larger) == _structure(traced) else None
+        if _structure(larger) != _structure(traced):
+            return None
+        return _types(larger)
 
     def local(self, rows: int, cuts: Cuts = UNCUT) -> Traced:
         """The same program at the size of one rank's microbatch; its structure must be the same."""
@@ -181,16 +185,16 @@ class Source:
     @cached_property
     def tensors(self) -> dict[str, ModelTensor]:
         """All parameters and buffers of the model that a step reads, with their initializers."""
-        found, traced = self.at(self.batch_size)
+        capture, traced = self.at(self.batch_size)
         used = {n: v for n, v in traced.values.items() if v.role in ("param", "buffer")}
         # In the model's order, so that a copy takes the randomness of what it was copied from.
-        wanted = {name: tensor for name, tensor in found.made.items() if name in used}
-        made = {}
-        for name, code in found.initializers.bodies(wanted).items():
+        wanted = {name: tensor for name, tensor in capture.made.items() if name in used}
+        tensors = {}
+        for name, code in capture.initializers.bodies(wanted).items():
             init = self.bodies.add(code.graph, code.constants)
             spec = used[name].spec
-            made[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
-        return made
+            tensors[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
+        return tensors
 
 
 def _batch_size(leaves: dict[str, Tensor]) -> int:
@@ -209,6 +213,10 @@ def _batch_size(leaves: dict[str, Tensor]) -> int:
             details=[f"{name}: {size}" for name, size in sizes.items()],
         )
     return next(iter(sizes.values()))
+
+
+def _types(traced: Traced) -> dict[str, TensorType]:
+    return {name: value.spec for name, value in traced.values.items()}
 
 
 def _structure(traced: Traced) -> list[Any]:

@@ -45,6 +45,10 @@ class RowSymbol:
         self.recorded_at = recorded_at
         self._sizes: list[Any] = [leaf.shape[0] for leaf in leaves]
 
+    def shape(self, tensor: Tensor, rows: int) -> tuple[int, ...]:
+        """The shape that a recorded tensor has at another number of rows, which is covered."""
+        return tuple(_at(size, rows) for size in tensor.shape)
+
     def covers(self, rows: int) -> bool:
         """Whether the recording is that of a batch with so many rows."""
         if rows == self.recorded_at:
@@ -62,6 +66,13 @@ class RowSymbol:
         number = dict.fromkeys(symbols, sympy.Integer(rows))
         assumed = (env.replace(guard.expr).xreplace(number) for guard in env.guards)
         return all(condition == sympy.true for condition in assumed)
+
+
+def _at(size: Any, rows: int) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.shape_env.replace(size.node.expr)
+    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, sympy.Integer(rows))))
 
 
 def _within(rows: int, range_: ValueRanges[sympy.Expr]) -> bool:

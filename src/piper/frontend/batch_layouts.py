@@ -1,4 +1,4 @@
-"""Batch layouts: one program at two batch sizes in; how each Value lies along the batch out."""
+"""Batch layouts: a program and its types at another size in; how each Value lies along the batch out."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, STACKED, Layout, Split
 from piper.ir.tensor_type import TensorType
 
 
-def batch_layouts(traced: Traced, other: Traced | None) -> dict[str, Layout]:
+def batch_layouts(traced: Traced, other: Mapping[str, TensorType] | None) -> dict[str, Layout]:
     """Per traced Value, its layout along data ranks and microbatches.
 
-    Rows lie along the dim that grows with the batch. Without the program at another size, `other`, that
+    Rows lie along the dim that grows with the batch. Without the types at another size, `other`, that
     is the dim 0 that is a multiple of the batch: lowering finds out where that is wrong.
     """
-    twins: Mapping[str, TracedValue] = other.values if other else {}
+    twins: Mapping[str, TensorType] = other or {}
     rows = next(v.spec.shape[0] for v in traced.values.values() if v.role == "batch")
     layouts = {}
     for name, value in traced.values.items():
         layouts[name] = _fixed(value)
         if layouts[name] is STACKED and value.role == "activation":
             twin = twins.get(name)
-            layouts[name] = _grown(value.spec, twin.spec) if twin else _guessed(value.spec, rows)
+            layouts[name] = _grown(value.spec, twin) if twin else _guessed(value.spec, rows)
     return layouts
 
 

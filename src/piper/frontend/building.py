@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
-
-from piper.errors import Source, TraceError, is_users
 
 
 @contextlib.contextmanager
@@ -31,21 +24,6 @@ def building(mode: Any) -> Iterator[None]:
             yield
     finally:
         mode.allow_non_fake_inputs = False
-
-
-@contextlib.contextmanager
-def readable_values() -> Iterator[None]:
-    """What depends on values, which fake tensors lack: a TraceError with the user's line."""
-    try:
-        yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [Source(f.filename, f.lineno or 0) for f in frames if is_users(f.filename)]
-        place = f" at {lines[-1]}" if lines else ""
-        raise TraceError(
-            f"make_model looks at the values of tensors{place} ({error.func})",
-            legal="initialisation that does not branch on values",
-        ) from error
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:

@@ -23,13 +23,14 @@ from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.any_rows import RowSymbol, at_rows, depends_on_data, leave_rows_open
-from piper.frontend.building import building, cast_parameters, readable_values
+from piper.frontend.building import building, cast_parameters
 from piper.frontend.captured_nodes import callee, source_of, value_of
 from piper.frontend.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.interpret import Facts, interpret
 from piper.frontend.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 from piper.frontend.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.state import Origin, refuse_changed_state
+from piper.ir.tensor_type import TensorType
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -101,6 +102,19 @@ class Recording:
     def holds_at(self, rows: int) -> bool:
         return self.rows is None or self.rows.covers(rows)
 
+    def types_at(self, rows: int) -> dict[str, TensorType]:
+        """The types of all results at a number of rows, by the names that Values have."""
+        assert self.rows is not None
+        types = {}
+        for node in self.graph.nodes:
+            value = value_of(node)
+            if isinstance(value, Tensor):
+                origin = self.origins.get(node)
+                name = origin.name if origin else f"%{node.name}"
+                dtype = str(value.dtype).removeprefix("torch.")
+                types[name] = TensorType(self.rows.shape(value, rows), dtype)
+        return types
+
 
 def record(
     make_model: Callable[[], nn.Module],
@@ -126,14 +140,7 @@ def record(
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
-    with (
-        _quiet(),
-        readable_values(),
-        mode,
-        building(mode),
-        refusing_hooks(),
-        recording() as initializers,
-    ):
+    with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
         model = make_model()
     refuse_hooks(model)
     named = (*model.named_parameters(), *model.named_buffers())
@@ -160,7 +167,7 @@ def record(
     ):
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
-    warn_of_side_effects(said)
+    warn_of_side_effects(said, effects.lines)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     constants = _constants(graph, module)

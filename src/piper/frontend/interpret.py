@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
-from piper.frontend.unseen_changes import UnseenChanges
+from piper.bodies.unseen_changes import UnseenChanges
 
 
 @dataclass

@@ -6,7 +6,7 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from piper.errors import Source, TraceError
@@ -24,6 +24,7 @@ _CAUSE = re.compile(
     r"\b(?:got|raised exception|exception type)? ?(\w+(?:Error|Exception)\(.*?\))", re.S
 )
 _HANDLED = ("_next_value", "_buffers", "_parameters")
+_CHILD = re.compile(r"(?:\._modules|\.__dict__\['_modules'\])\['(.*?)'\]")
 _SIDE_EFFECTS = re.compile(r"side effects happened.*?: (\[.*\])", re.S)
 
 
@@ -65,16 +66,29 @@ def _explain(text: str) -> tuple[str, str]:
     return reason, hints[0] if hints else "code that torch.compile(fullgraph=True) accepts"
 
 
-def warn_of_side_effects(said: Sequence[warnings.WarningMessage]) -> None:
-    """Warn if the traced code changes Python state: the change is made at no step, or at the first."""
+def warn_of_side_effects(
+    said: Sequence[warnings.WarningMessage], lines: Mapping[str, Source]
+) -> None:
+    """Warn if the traced code changes Python state: the change is made at no step, or at the first.
+
+    `lines` has, by the name that Dynamo gives to an object, where it was changed.
+    """
     for warning in said:
         found = _SIDE_EFFECTS.search(str(warning.message))
         if found:
             names = re.findall(r'"(.*?)"', found[1])
             # Our own counter, and tensors of the model, whose changes are refused elsewhere.
             names = [n for n in names if not n.endswith(_HANDLED)]
-            if names:
+            objects = [_readable(n) + (f" ({lines[n]})" if n in lines else "") for n in names]
+            if objects:
                 warnings.warn(
-                    f"the traced code changes Python state, which no step will do: {', '.join(names)}",
+                    "the traced code changes Python state, which no step will do: "
+                    + ", ".join(objects),
                     stacklevel=2,
                 )
+
+
+def _readable(name: str) -> str:
+    """`L['self']._modules['model']._modules['a'].seen` -> `model.a.seen`."""
+    name = _CHILD.sub(r".\1", name)
+    return name.removeprefix("L['self'].")

@@ -25,10 +25,19 @@ _CHILD = re.compile(r"_modules(?:'\])?\['(.*?)'\]")
 
 @dataclass
 class TracedEffects:
-    """Dictionaries of a module's tensors that were written to, and hooks, each with the user's line."""
+    """Dictionaries of a module's tensors that were written to, hooks, and objects that were changed,
+    each with the user's line."""
 
     written: list[tuple[Any, Source | None]] = field(default_factory=list)
     hooks: list[tuple[str, Source | None]] = field(default_factory=list)
+    lines: dict[str, Source] = field(default_factory=dict)  # where each object was changed first
+
+    def note(self, variable: Any) -> None:
+        """Where an object of the user's is changed."""
+        if variable.source is not None and variable.source.name not in self.lines:
+            line = _line()
+            if line is not None:
+                self.lines[variable.source.name] = line
 
     def refuse(self) -> None:
         """Raise for a hook, and for a tensor that is another one after the step."""
@@ -59,11 +68,17 @@ def watching_side_effects() -> Iterator[TracedEffects]:
     """While Dynamo traces."""
     effects = TracedEffects()
     mutation, register_hook = SideEffects.mutation, SideEffects.register_hook
+    store_attr = SideEffects.store_attr
 
     def watched_mutation(self: SideEffects, var: Any) -> None:
+        effects.note(var)
         if var.source is not None and _TENSORS.search(var.source.name):
             effects.written.append((var, _line()))
         mutation(self, var)
+
+    def watched_store(self: SideEffects, item: Any, *args: Any, **kwargs: Any) -> None:
+        effects.note(item)
+        store_attr(self, item, *args, **kwargs)
 
     def watched_hook(self: SideEffects, tensor: Any, hook: Any, handle: Any, name: str) -> None:
         effects.hooks.append((name, _line()))
@@ -71,6 +86,7 @@ def watching_side_effects() -> Iterator[TracedEffects]:
 
     with (
         patch.object(SideEffects, "mutation", watched_mutation),
+        patch.object(SideEffects, "store_attr", watched_store),
         patch.object(SideEffects, "register_hook", watched_hook),
     ):
         yield effects

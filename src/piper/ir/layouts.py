@@ -7,6 +7,7 @@ communication along axes follows from one table, `conversion`.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -100,6 +101,7 @@ def conversion(made: Layout, read: Layout) -> Change:
     return change
 
 
+@lru_cache(maxsize=4096)
 def change_between(made: Layouts, read: Layouts, mesh: Mesh) -> tuple[Change, tuple[str, ...]]:
     """The one kind of communication that turns `made` into `read`, and the axes along which it goes."""
     if made == read:

@@ -154,18 +154,20 @@ class _Emitter:
             bucket=value.bucket,
         )
 
-    def _root(self, slot: int) -> int:
-        """The slot whose memory another one shows."""
-        while self.slots[slot].base >= 0:
-            slot = self.slots[slot].base
-        return slot
+    def _roots(self) -> list[int]:
+        """Per slot, the one whose memory it shows: a slot comes after that."""
+        roots: list[int] = []
+        for index, slot in enumerate(self.slots):
+            roots.append(roots[slot.base] if slot.base >= 0 else index)
+        return roots
 
     def _frees(self, tasks: list[Task]) -> dict[int, list[int]]:
         """Task -> slots that nobody touches after it in dispatch order."""
         last: dict[int, int] = {}
+        roots = self._roots()
         for index, task in enumerate(tasks):
             for slot in (*task.reads, *task.writes):
-                last[self._root(slot)] = index
+                last[roots[slot]] = index
         keep = set(self._results(self.nodes[0].slice or Slice()).values())
         found: dict[int, list[int]] = defaultdict(list)
         for slot, index in last.items():
@@ -178,16 +180,21 @@ class _Emitter:
         writer: dict[int, int] = {}  # slot -> the last task that wrote it
         readers: dict[int, list[int]] = defaultdict(list)  # slot -> tasks that read it since
         found: list[set[int]] = []
+        roots = self._roots()
+        sending = {index for index, task in enumerate(tasks) if sends(task)}
         for index, task in enumerate(tasks):
-            reads = [self._root(slot) for slot in task.reads]
-            writes = [self._root(slot) for slot in task.writes]
+            reads = [roots[slot] for slot in task.reads]
+            writes = [roots[slot] for slot in task.writes]
             after = {writer[slot] for slot in reads if slot in writer}
             for slot in writes:
                 after.update(readers[slot])
+                if slot in writer:
+                    after.add(writer[slot])
             for slot in frees.get(index, ()):
                 # A send keeps what it sends: whoever waited for it would wait for another rank.
-                after.update(r for r in readers[slot] if not sends(tasks[r]))
-            after.update(writer[s] for s in (*writes, *frees.get(index, ())) if s in writer)
+                after.update([reader for reader in readers[slot] if reader not in sending])
+                if slot in writer:
+                    after.add(writer[slot])
             after.discard(index)
             found.append(after)
             for slot in reads:

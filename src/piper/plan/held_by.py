@@ -13,13 +13,19 @@ def held_by(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...
     that touch the same memory (a stream runs in order, so that the plan has no wait for them)."""
     holders: list[tuple[int, ...]] = []
     touched: dict[tuple[int, str, int], int] = {}  # stream and memory -> last communication
+    talking: set[int] = set()  # streams with communication so far
     for index, task in enumerate(tasks):
+        talks = isinstance(task, Comm)
+        if not talks and task.stream not in talking:
+            holders.append(task.waits)
+            continue
         places = []
         for slot in (*task.reads, *task.writes, *task.frees):
             pool = slots[slot].pool
             places.append((task.stream, *(("pool", pool) if pool >= 0 else ("slot", slot))))
         own = [touched[place] for place in places if place in touched]
         holders.append(tuple(dict.fromkeys((*task.waits, *own))))
-        if isinstance(task, Comm):
+        if talks:
+            talking.add(task.stream)
             touched.update(dict.fromkeys(places, index))
     return holders

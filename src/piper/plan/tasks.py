@@ -238,6 +238,16 @@ class Comm(Meeting, frozen=True, kw_only=True, omit_defaults=True, tag="comm"):
         return self.comm
 
     @property
+    def reads(self) -> tuple[int, ...]:
+        if self.splits == NO_SLOT:
+            return () if self.source == NO_SLOT else (self.source,)
+        return (self.splits,) if self.source == NO_SLOT else (self.source, self.splits)
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return self.parts if self.target == NO_SLOT else (self.target, *self.parts)
+
+    @property
     def facts(self) -> CommunicationKind:
         """What is true of all communication of this kind."""
         return communication(self.comm)

@@ -22,6 +22,7 @@ def events(world: World) -> Iterator[Problem]:
 def _races(world: World, party: Party) -> Iterator[Problem]:
     local = world.local(party)
     before, stream, overlaps = local.before, local.stream, local.overlaps
+    sending = {index for index, task in enumerate(party.tasks) if sends(task)}
     wrote = [-1] * len(party.slots)
     readers: list[dict[int, int]] = [{} for _ in party.slots]  # stream -> last reader since
     for index, task in enumerate(party.tasks):
@@ -37,9 +38,9 @@ def _races(world: World, party: Party) -> Iterator[Problem]:
             for slot in slots:
                 for other in overlaps[slot]:
                     for by in (wrote[other], *readers[other].values()):
-                        if what == "frees" and by >= 0 and sends(party.tasks[by]):
-                            continue  # a send keeps what it sends
-                        if by >= 0 and by != index and clock[stream[by]] < by:
+                        if by < 0 or by == index or clock[stream[by]] >= by:
+                            continue
+                        if what != "frees" or by not in sending:  # a send keeps what it sends
                             found.setdefault((by, what), []).append(slot)
                     if local.covers(slot, other):
                         wrote[other] = -1

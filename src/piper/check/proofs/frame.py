@@ -38,7 +38,9 @@ def frame(plan: Plan) -> Iterator[Problem]:
     for part in plan.classes:
         yield from _named(f"class {part.slice}", _indexes(part))
         for slot in part.slots:
-            yield from _named(f"{part.slice}: slot {slot.name}", _slot(plan, slot))
+            wrong = [*_slot(plan, slot)]
+            if wrong:
+                yield from _named(f"{part.slice}: slot {slot.name}", wrong)
 
 
 def _named(what: str, reasons: Iterable[str]) -> Iterator[Problem]:

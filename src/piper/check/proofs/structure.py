@@ -41,7 +41,7 @@ def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
         return "shows a slot that does not exist"
     if slot.bound is not None and not slot.shape:
         return "has a bound but no dim"
-    seen = {index}
+    seen = {index} if slot.base >= 0 else set()
     while slot.base >= 0:
         if slot.base >= len(party.slots):
             return "shows a slot that does not exist"
@@ -99,9 +99,10 @@ def _wrong_task(plan: Plan, party: Party, index: int, task: Task) -> str:
         return f"is of kind {task.kind!r}, which no plan has"
     if not 0 <= task.stream < len(plan.streams):
         return "runs on a stream that does not exist"
-    if any(not 0 <= s < len(party.slots) for s in (*task.reads, *task.writes, *task.frees)):
+    slots = (*task.reads, *task.writes, *task.frees)
+    if slots and not 0 <= min(slots) <= max(slots) < len(party.slots):
         return "names a slot that does not exist"
-    if any(not 0 <= w < len(party.tasks) for w in task.waits):
+    if task.waits and not 0 <= min(task.waits) <= max(task.waits) < len(party.tasks):
         return "waits for a task that does not exist"
     if not -1 <= task.origin < max(len(plan.history), 1):
         return "comes from a directive that does not exist"
