@@ -245,7 +245,7 @@ class Comm(Meeting, frozen=True, kw_only=True, omit_defaults=True, tag="comm"):
 
     @property
     def writes(self) -> tuple[int, ...]:
-        return self.parts if self.target == NO_SLOT else (self.target, *self.parts)
+        return () if self.target == NO_SLOT else (self.target,)
 
     @property
     def facts(self) -> CommunicationKind:
