@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -277,12 +278,16 @@ def run_case(
     path = folder / f"case{seed.suffix}"
     path.write_bytes(mutate(seed.data, rng))
     begin = time.process_time()
+    problem, taken = "", False
     try:
         taken = TRIES[kind](path, rng, seed.original)
     except Failed:
         raise
-    except BaseException as error:
-        raise Failed(f"{type(error).__name__}: {error}") from error
+    except BaseException as error:  # its frames may hold all memory: it ends here
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__}: {error} at {last.filename}:{last.lineno}"
+    if problem:
+        raise Failed(problem)
     seconds = time.process_time() - begin
     if seconds > SECONDS:
         raise Failed(f"it took {seconds:.1f} s")

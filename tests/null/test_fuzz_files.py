@@ -9,9 +9,12 @@ import pytest
 
 from tests.fuzz_files import SHARES, Failed, run_case, seeds
 
-pytestmark = pytest.mark.xdist_group("mutants")  # who has made the plans already
+pytestmark = [
+    pytest.mark.xdist_group("mutants"),  # who has made the plans already
+    pytest.mark.timeout(400),
+]
 CASES = {"plan": 120, "schedule": 200, "strategy": 25, "body": 200, "job": 25, "program": 100}
-SECONDS = 60  # of one kind; a slow machine runs fewer
+SECONDS = 40  # of one kind; a slow machine runs fewer
 
 
 @pytest.mark.parametrize("kind", SHARES)

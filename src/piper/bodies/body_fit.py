@@ -5,8 +5,9 @@ Bodies run on fake tensors, operator by operator: no memory is taken, and no num
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,19 +59,16 @@ def check_bodies(plan: Plan, texts: Mapping[str, str]) -> None:
             _fit_initial(modules[tensor.init], tensor)
 
 
-class _refusing:
+@contextlib.contextmanager
+def _refusing(caller: str, body: str) -> Iterator[None]:
     """Turns what does not fit into one error that names the body and who calls it."""
-
-    def __init__(self, caller: str, body: str) -> None:
-        self.text = f"{caller}: body {body}"
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, PlanError) or not isinstance(error, Exception):
-            return
+    try:
+        yield
+    except PlanError:
+        raise
+    except Exception as error:  # whatever torch says of shapes and dtypes that do not go together
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise PlanError(f"{self.text} {lines[0][:200]}") from None
+        raise PlanError(f"{caller}: body {body} {lines[0][:200]}") from None
 
 
 def _call(part: RankClass, task: Run) -> tuple[Any, ...]:

@@ -142,11 +142,15 @@ def _started(
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
         routing = Routing(size, form.counts, form.rows) if form else None
         code = traced.chunks[node.chunk].code
-        found = source.bodies.chunk(code, device=device, routing=routing, recompute=node.recompute)
-        flops.update((body.hash, body.flops) for body in found.by_phase.values())
-        for body in found.by_phase.values():  # rows that depend on data are not in a body's name
+        chunk_bodies = source.bodies.chunk(
+            code, device=device, routing=routing, recompute=node.recompute
+        )
+        flops.update((body.hash, body.flops) for body in chunk_bodies.by_phase.values())
+        for (
+            body
+        ) in chunk_bodies.by_phase.values():  # rows that depend on data are not in a body's name
             inside[body.hash] = max(body.inside, inside.get(body.hash, 0))
-        return found
+        return chunk_bodies
 
     state = Lowering(
         logical,
@@ -173,7 +177,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         )
         for name, tensor in source.tensors.items()
     }
-    used = {t.body for found in classes for t in found.tasks if isinstance(t, Run)}
+    used = {t.body for rank_class in classes for t in rank_class.tasks if isinstance(t, Run)}
     used |= {tensor.init for tensor in tensors.values()}
     plan = Plan(
         mesh=logical.mesh,
@@ -216,9 +220,9 @@ def _model_flops(
 ) -> float:
     """Of a step over all ranks: a backward has twice those of its forward; recomputing adds none."""
     forward = 0.0
-    for found in classes:
-        ranks = mesh.size_of(mesh.free(found.slice))
-        runs = (task for task in found.tasks if isinstance(task, Run) and task.phase == "F")
+    for rank_class in classes:
+        ranks = mesh.size_of(mesh.free(rank_class.slice))
+        runs = (task for task in rank_class.tasks if isinstance(task, Run) and task.phase == "F")
         forward += ranks * sum(flops.get(task.body, 0.0) for task in runs)
     return 3 * forward if training else forward
 

@@ -94,10 +94,10 @@ class Source:
                 dtype=dtype,
                 training=training,
             )
-        found = self._variants[dtype, training]
-        if found is not self:
-            self._check_chunks(found, Cuts(stages=cut))
-        return found
+        variant = self._variants[dtype, training]
+        if variant is not self:
+            self._check_chunks(variant, Cuts(stages=cut))
+        return variant
 
     def _check_chunks(self, other: Source, cuts: Cuts) -> None:
         (one, mine), (two, theirs) = self.at(self.batch_size, cuts), other.at(self.batch_size, cuts)
@@ -114,12 +114,12 @@ class Source:
     @property
     def batch_specs(self) -> dict[str, BatchLeaf]:
         """The leaves of a global batch, as the program takes them."""
-        found = {}
+        leaves = {}
         for name, leaf in self.leaves.items():
             dtype = str(leaf.dtype).removeprefix("torch.")
             cast = self.dtype if leaf.is_floating_point() and self.dtype else dtype
-            found[name] = BatchLeaf(tuple(leaf.shape), cast)
-        return found
+            leaves[name] = BatchLeaf(tuple(leaf.shape), cast)
+        return leaves
 
     def captured(self, rows: int) -> Capture:
         """The uncut program for batches of `rows` samples."""
@@ -127,13 +127,13 @@ class Source:
 
     def at(self, rows: int, cuts: Cuts = UNCUT) -> tuple[Capture, Traced]:
         """The program for batches of `rows` samples, cut by its tags and by `cuts`."""
-        found = self.captured(rows)
+        capture = self.captured(rows)
         if (rows, cuts) not in self._traced:
             traced = cut_program(
-                found, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
+                capture, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
             )
             self._traced[rows, cuts] = traced
-        return found, self._traced[rows, cuts]
+        return capture, self._traced[rows, cuts]
 
     def graph(self, cuts: Cuts = UNCUT, *, like: Traced | None = None) -> Graph:
         """The logical graph before any directive. Which dims carry rows is seen by comparison with the
@@ -185,16 +185,16 @@ class Source:
     @cached_property
     def tensors(self) -> dict[str, ModelTensor]:
         """All parameters and buffers of the model that a step reads, with their initializers."""
-        found, traced = self.at(self.batch_size)
+        capture, traced = self.at(self.batch_size)
         used = {n: v for n, v in traced.values.items() if v.role in ("param", "buffer")}
         # In the model's order, so that a copy takes the randomness of what it was copied from.
-        wanted = {name: tensor for name, tensor in found.made.items() if name in used}
-        made = {}
-        for name, code in found.initializers.bodies(wanted).items():
+        wanted = {name: tensor for name, tensor in capture.made.items() if name in used}
+        tensors = {}
+        for name, code in capture.initializers.bodies(wanted).items():
             init = self.bodies.add(code.graph, code.constants)
             spec = used[name].spec
-            made[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
-        return made
+            tensors[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
+        return tensors
 
 
 def _batch_size(leaves: dict[str, Tensor]) -> int:

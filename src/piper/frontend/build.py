@@ -24,8 +24,8 @@ def build_graph(traced: Traced, layouts: Mapping[str, Layout]) -> Graph:
     backward: list[Node] = []
     readers: dict[str, list[str]] = {}  # value -> contributions to its gradient
     for index, chunk in enumerate(traced.chunks):
-        for name, given in zip(chunk.inputs, chunk.code.inputs, strict=True):
-            if given.grad:
+        for name, taken in zip(chunk.inputs, chunk.code.inputs, strict=True):
+            if taken.grad:
                 readers.setdefault(name, []).append(gradient_name(name, index))
     for index, chunk in enumerate(traced.chunks):
         saved = f"$saved.{index}"
@@ -73,27 +73,27 @@ def _node(
 def _gradients(
     index: int, chunk: TracedChunk, traced: Traced, values: dict[str, Value]
 ) -> tuple[str, ...]:
-    made = []
-    for name, given in zip(chunk.inputs, chunk.code.inputs, strict=True):
-        if given.grad:
+    gradients = []
+    for name, taken in zip(chunk.inputs, chunk.code.inputs, strict=True):
+        if taken.grad:
             grad = gradient_name(name, index)
             role: Role = "param_grad" if traced.values[name].role == "param" else "grad"
             batch = dual(read_along(values[name], "batch", ""))
-            values[grad] = Value(grad, role, given.spec, batch=batch, of=name)
-            made.append(grad)
-    return tuple(made)
+            values[grad] = Value(grad, role, taken.spec, batch=batch, of=name)
+            gradients.append(grad)
+    return tuple(gradients)
 
 
 def _tangents(
     chunk: TracedChunk, traced: Traced, values: dict[str, Value], readers: dict[str, list[str]]
 ) -> tuple[str, ...]:
     """All contributions to the gradients of a chunk's outputs; several to one output are added."""
-    found = []
+    tangents = []
     for position in chunk.code.tangents:
         name = chunk.outputs[position]
         if name == traced.loss:
             type = TensorType((), traced.values[name].spec.dtype)
             values[SEED] = Value(SEED, "constant", type, batch=SHARED, of=name)
-            found.append(SEED)
-        found += readers.get(name, [])
-    return tuple(found)
+            tangents.append(SEED)
+        tangents += readers.get(name, [])
+    return tuple(tangents)

@@ -177,12 +177,12 @@ class _Cutter:
     def _inputs(self, nodes: list[fx.Node]) -> list[fx.Node]:
         own = self._with_free_code(nodes)
         inside = set(own)
-        found: dict[fx.Node, None] = {}
+        read: dict[fx.Node, None] = {}
         for node in own:
             for arg in node.all_input_nodes:
                 if arg not in inside:
-                    found[arg] = None
-        return list(found)
+                    read[arg] = None
+        return list(read)
 
     def _outputs(self, index: int, nodes: list[fx.Node]) -> list[fx.Node]:
         results = (self.capture.loss, self.capture.count)

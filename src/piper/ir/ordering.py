@@ -20,7 +20,7 @@ from piper.mesh import Slice
 
 
 @dataclass
-class _Found:
+class _Resolved:
     """What the orders of a graph come to."""
 
     edges: list[OrderEdge] = field(default_factory=list)
@@ -35,18 +35,18 @@ def resolve_orders(graph: Graph, calls: Sequence[Call], *, device: str = "cpu") 
     take turns. Nothing is ever ordered across slices. Communication exists in a physical graph only, so
     that orders that name some are resolved there.
     """
-    found = _Found()
+    resolved = _Resolved()
     for number, order in enumerate(graph.orders):
         selectors = [s for group in order.groups for member in group for s in member]
         if graph.level == "logical" and any(s.comm for s in selectors):
             continue
-        for sequence in _sequences(graph, order, calls[order.origin], number, found):
-            found.edges += [OrderEdge(a, b, order.origin) for a, b in pairwise(sequence)]
-    issued = [e for turns in found.overlaps for e in issue_edges(graph, turns, device=device)]
-    if not issued or find_cycle(graph, extra=(*found.edges, *issued)):
-        cycle = find_cycle(graph, extra=tuple(found.edges))
+        for sequence in _sequences(graph, order, calls[order.origin], number, resolved):
+            resolved.edges += [OrderEdge(a, b, order.origin) for a, b in pairwise(sequence)]
+    issued = [e for turns in resolved.overlaps for e in issue_edges(graph, turns, device=device)]
+    if not issued or find_cycle(graph, extra=(*resolved.edges, *issued)):
+        cycle = find_cycle(graph, extra=tuple(resolved.edges))
         if cycle:
-            _refuse_cycle(graph, cycle, found, calls)
+            _refuse_cycle(graph, cycle, resolved, calls)
         if issued:
             warnings.warn(
                 "groups of an order run one chunk after the other, without putting communication "
@@ -54,16 +54,16 @@ def resolve_orders(graph: Graph, calls: Sequence[Call], *, device: str = "cpu") 
                 stacklevel=2,
             )
         issued = []
-    found.edges += issued
-    return rewired(graph, edges=tuple(found.edges), overlaps=tuple(found.overlaps))
+    resolved.edges += issued
+    return rewired(graph, edges=tuple(resolved.edges), overlaps=tuple(resolved.overlaps))
 
 
 def _sequences(
-    graph: Graph, order: Order, call: Call, number: int, found: _Found
+    graph: Graph, order: Order, call: Call, number: int, resolved: _Resolved
 ) -> list[list[str]]:
     """The node sequence of each slice."""
     rows: dict[Slice | None, list[str]] = defaultdict(list)
-    place = found.place
+    place = resolved.place
     for index, group in enumerate(order.groups):
         members = [
             [name for selector in member for name in _selected(graph, selector, order, call)]
@@ -87,7 +87,7 @@ def _sequences(
             turns = _take_turns(graph, local)
             rows[at] += turns
             if graph.level == "physical" and sum(map(bool, local)) > 1:
-                found.overlaps.append(tuple(turns))
+                resolved.overlaps.append(tuple(turns))
     return list(rows.values())
 
 
@@ -101,9 +101,9 @@ def _selected(graph: Graph, selector: Selector, order: Order, call: Call) -> lis
     if order.only is None and graph.level == "logical":
         return select(graph, selector, call=call)
     # A stage through which no gradient passes has no backward, and a half may have nothing to do.
-    found = select(graph, msgspec.structs.replace(selector, phase=None), call=call)
-    found = [name for name in found if selector.matches(graph.nodes[name])]
-    elsewhere = [n for n in found if order.only and graph.nodes[n].slice != order.only]
+    names = select(graph, msgspec.structs.replace(selector, phase=None), call=call)
+    names = [name for name in names if selector.matches(graph.nodes[name])]
+    elsewhere = [n for n in names if order.only and graph.nodes[n].slice != order.only]
     if elsewhere:
         raise OrderError(
             f"the table runs {elsewhere[0]} on {order.only}, but it is placed on "
@@ -112,7 +112,7 @@ def _selected(graph: Graph, selector: Selector, order: Order, call: Call) -> lis
             requirement=4,
             legal=f"place(..., mesh.at({order.only})) for every stage of that row",
         )
-    return found
+    return names
 
 
 def _take_turns(graph: Graph, members: list[list[str]]) -> list[str]:
@@ -123,8 +123,10 @@ def _take_turns(graph: Graph, members: list[list[str]]) -> list[str]:
     return [name for turn in zip_longest(*members) for name in turn if name is not None]
 
 
-def _refuse_cycle(graph: Graph, cycle: list[str], found: _Found, calls: Sequence[Call]) -> None:
-    asked = {(edge.before, edge.after): edge.origin for edge in found.edges}
+def _refuse_cycle(
+    graph: Graph, cycle: list[str], resolved: _Resolved, calls: Sequence[Call]
+) -> None:
+    asked = {(edge.before, edge.after): edge.origin for edge in resolved.edges}
     pairs = [pair for pair in pairwise(cycle) if pair in asked]
     before, after = next((p for p in pairs if find_path(graph, p[1], p[0])), pairs[0])
     path = find_path(graph, after, before)
@@ -133,7 +135,7 @@ def _refuse_cycle(graph: Graph, cycle: list[str], found: _Found, calls: Sequence
     origin = asked[before, after]
     groups = {
         name: group + 1
-        for (number, name), group in found.place.items()
+        for (number, name), group in resolved.place.items()
         if graph.orders[number].origin == origin
     }
     details = [f"group {groups[before]}  {before}  needs  {after}  of group {groups[after]}"]

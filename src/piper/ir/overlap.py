@@ -52,18 +52,18 @@ def _after_read(graph: Graph, node: Node) -> bool:
 def _following(graph: Graph, name: str, known: set[str]) -> list[Node]:
     """Communication and host reads behind a chunk that need no chunk outside of `known`."""
     at = graph.nodes[name].slice
-    found: dict[str, Node] = {}
+    followers: dict[str, Node] = {}
     stack = [name]
     while stack:
         for value in graph.nodes[stack.pop()].outputs:
             for reader in graph.readers.get(value, ()):
                 node = graph.nodes[reader]
-                if reader in found or node.slice != at or isinstance(node, Chunk):
+                if reader in followers or node.slice != at or isinstance(node, Chunk):
                     continue
                 if _talking(node) and _chunk_sources(graph, node) <= known:
-                    found[reader] = node
+                    followers[reader] = node
                     stack.append(reader)
-    return list(found.values())
+    return list(followers.values())
 
 
 def _talking(node: Node) -> bool:
@@ -79,15 +79,15 @@ def _chunk_sources(graph: Graph, node: Node) -> set[str]:
     known: dict[str, set[str]] = graph.__dict__.setdefault("chunk_sources", {})
     if node.name in known:
         return known[node.name]
-    found: set[str] = set()
+    sources: set[str] = set()
     stack = [node]
     while stack:
         for value in stack.pop().inputs:
             for name in graph.producers.get(value, ()):
                 source = graph.nodes[name]
                 if isinstance(source, Chunk):
-                    found.add(name)
+                    sources.add(name)
                 else:
                     stack.append(source)
-    known[node.name] = found
-    return found
+    known[node.name] = sources
+    return sources
