@@ -267,7 +267,7 @@ def missing_gather(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan, "all_gather"):
         gathered = part.slots[task.writes[0]].kind == "gathered"
         if gathered:
-            names = [t.name for t in part.tasks if t.kind == "run" and _meets(t, task)]
+            names = [t.name for t in part.tasks if t.kind == "run" and _meets(part, t, task)]
         else:
             flat = [t for t in part.tasks if t.kind in ("update", "settle")]
             bucket = part.slots[task.writes[0]].bucket
@@ -276,8 +276,8 @@ def missing_gather(plan: Plan) -> Iterator[Fault]:
         yield fault(with_tasks(plan, number, without(part.tasks, index)), proof, *names)
 
 
-def _meets(task: Task, gather: Task) -> bool:
-    return bool(set(task.reads) & set(gather.writes))
+def _meets(part: RankClass, task: Task, gather: Task) -> bool:
+    return bool(set(task.reads) & set(_all(part, gather)))
 
 
 def gather_kept_too_long(plan: Plan) -> Iterator[Fault]:
@@ -302,13 +302,19 @@ def gather_shared_too_often(plan: Plan) -> Iterator[Fault]:
             bucket = part.slots[task.writes[0]].bucket
             if bucket in last:
                 before = last[bucket][1]
-                old = {(part.slots[s].source, part.slots[s].offset): s for s in before.writes}
+                old = {(part.slots[s].source, part.slots[s].offset): s for s in _all(part, before)}
                 new = {
-                    s: old.get((part.slots[s].source, part.slots[s].offset)) for s in task.writes
+                    s: old.get((part.slots[s].source, part.slots[s].offset))
+                    for s in _all(part, task)
                 }
                 if None not in new.values():
                     yield _shared(plan, number, index, before, new)  # type: ignore[arg-type]
             last[bucket] = (index, task)
+
+
+def _all(part: RankClass, gather: Any) -> list[int]:
+    """What a gather fills, and the slots that show parts of it."""
+    return [s for s, slot in enumerate(part.slots) if gather.target in (s, slot.base)]
 
 
 def _shared(plan: Plan, number: int, index: int, before: Task, new: dict[int, int]) -> Fault:

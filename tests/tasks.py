@@ -13,9 +13,8 @@ BODY = "0" * 16  # a body of no plan's own
 
 
 def run(name: str, stream: int, *, reads: Any = (), writes: Any = (), **more: Any) -> Run:
-    return Run(
-        name=name, stream=stream, body=BODY, inputs=tuple(reads), outputs=tuple(writes), **more
-    )
+    slots = {"inputs": tuple(reads), "outputs": tuple(writes)}
+    return Run(name=name, stream=stream, **{"body": BODY, **slots, **more})
 
 
 def comm(

@@ -19,6 +19,7 @@ from piper.plan.tasks import Task
 from piper.plan.types import Optimizer, Plan, RankClass
 from tests.tasks import BODY, comm, run
 
+OTHER = "1" * 16
 HALVES = (Slice((("pp", 0),)), Slice((("pp", 1),)))
 X = Slot("x", "temp", (4,), "float32")
 
@@ -41,14 +42,14 @@ def _plan(*tasks: list[Task], slots: tuple[Slot, ...], num_streams: int, device:
         seed=0,
         device=device,
         clip=None,
-        bodies=(BODY,),
+        bodies=(BODY, OTHER),
     )
 
 
 def _waiting(num: int, *, chained: bool = False, device: str = "cuda") -> Plan:
     """One rank sends on `num` streams, the other receives; `chained`: one after the other."""
     slots = tuple(msgspec.structs.replace(X, name=f"x{i}") for i in range(num))
-    made: list[Task] = [run("make", 0, writes=range(num))]
+    made: list[Task] = [run("F[]", 0, phase="F", writes=range(num))]
     sends = [
         comm("send", f"send{i}", i, i, waits=(0,) if i else (), frees=(i,), key=f"k{i}")
         for i in range(num)
@@ -58,7 +59,7 @@ def _waiting(num: int, *, chained: bool = False, device: str = "cuda") -> Plan:
         for i in range(num)
     ]
     every = tuple(range(num))
-    end: list[Task] = [run("use", 0, waits=every, reads=every, frees=every)]
+    end: list[Task] = [run("B[]", 0, phase="B", body=OTHER, waits=every, reads=every, frees=every)]
     return _plan(made + sends, recvs + end, slots=slots, num_streams=num, device=device)
 
 
@@ -148,6 +149,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     part = msgspec.structs.replace(plan.classes[0], tasks=tasks)
     bad.write_bytes(msgspec.structs.replace(plan, classes=(part, plan.classes[1])).to_json())
     assert main(["check", str(bad)]) == 2
-    assert "events: send1 reads x1 but does not wait for make" in capsys.readouterr().err
+    assert "events: send1 reads x1 but does not wait for F[]" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "none.json")]) == 2
     assert "there is no file" in capsys.readouterr().err

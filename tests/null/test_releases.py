@@ -107,8 +107,14 @@ class _Sending(Comm, frozen=True, kw_only=True, tag="sending"):
     comm: str = "send"
     group: int = 0
     key: str = ""
-    READS = ("taken",)
-    WRITES = ("made",)
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.taken
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        return self.made
 
 
 def _random_plan(seed: int) -> RankPlan:

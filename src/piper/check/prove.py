@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from piper.check.parties import World, compressed
 from piper.check.problem import Problem
 from piper.check.proofs.acyclic import acyclic
+from piper.check.proofs.bodies import bodies
 from piper.check.proofs.collectives import collectives
 from piper.check.proofs.events import events
 from piper.check.proofs.frame import frame
 from piper.check.proofs.gathers import gathers
+from piper.check.proofs.labels import labels
 from piper.check.proofs.limit import limit, peaks
 from piper.check.proofs.memory import memory
 from piper.check.proofs.messages import messages
@@ -38,6 +40,8 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "events": (events,),
     "updates": (updates, norms, numbers),
     "pools": (pools,),
+    "bodies": (bodies,),
+    "labels": (labels,),
 }
 _MORE = 3  # further problems that an error mentions
 

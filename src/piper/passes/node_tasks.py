@@ -166,14 +166,13 @@ def _comm(node: ir.Comm, at: Numbering, common: dict[str, Any]) -> Comm:
     kind = communication(node.comm)
     sources, targets = at.slots(node.inputs), at.slots(node.outputs)
     source, *splits = sources if kind.brings else (NO_SLOT,)
-    target, *parts = targets if kind.leaves else (NO_SLOT,)
+    target, *_ = targets if kind.leaves else (NO_SLOT,)  # more of them show parts of it
     return Comm(
         comm=node.comm,
         group=at.groups[node.group],
-        key=node.key,
+        key=node.key if len(node.group.slices) > 1 else "",
         source=source,
         target=target,
-        parts=tuple(parts),
         splits=splits[0] if splits else NO_SLOT,
         reverse=node.reverse,
         **common,

@@ -84,7 +84,7 @@ class _Explained:
             shown = [_ranks(group.ranks(mesh, rank)) for rank in ranks]
         more = [f"{num - _SHOWN} more"] if num > _SHOWN else []
         yield f"  group    {group}: ranks {' | '.join([*shown, *more])}"
-        if isinstance(task, Comm):
+        if isinstance(task, Comm) and task.key:
             yield f"  key      {task.key}"
             yield from self._peers(task.key)
 

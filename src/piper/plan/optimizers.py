@@ -66,8 +66,9 @@ def state_pieces(optimizer: Optimizer, shape: tuple[int, ...]) -> list[tuple[str
     if optimizer.name == "Muon":
         return [("momentum_buffer", "elements")]
     if optimizer.name == "Adafactor":
-        own = ("row_var", "col_var") if len(shape) > 1 else ("variance",)
-        return [*((name, "own") for name in own), ("step", "number")]
+        if len(shape) < 2:
+            return [("variance", "elements"), ("step", "number")]
+        return [("row_var", "own"), ("col_var", "own"), ("step", "number")]
     tensors, numbers = _STATE[optimizer.name](optimizer.options)
     return [*((name, "elements") for name in tensors), *((name, "number") for name in numbers)]
 
@@ -75,8 +76,7 @@ def state_pieces(optimizer: Optimizer, shape: tuple[int, ...]) -> list[tuple[str
 def state_size(optimizer: Optimizer, shape: tuple[int, ...]) -> tuple[int, int]:
     """Elements of the parameter's dtype, and plain numbers, that are kept for a parameter."""
     forms = [form for _, form in state_pieces(optimizer, shape)]
-    own = math.prod(shape)
-    if len(shape) > 1:  # averages over rows and over columns
-        own = math.prod(shape[:-1]) + math.prod((*shape[:-2], *shape[-1:]))
-    elements = forms.count("elements") * math.prod(shape) + own * ("own" in forms)
+    elements = forms.count("elements") * math.prod(shape)
+    if "own" in forms:  # averages over rows and over columns
+        elements += math.prod(shape[:-1]) + math.prod((*shape[:-2], *shape[-1:]))
     return elements, forms.count("number")

@@ -11,12 +11,14 @@ import msgspec
 class SlotKind:
     """One kind of slot.
 
-    What `stays` lives from step to step; what is `filled` is there before a step's first task. The
+    Of the fields that a slot may leave out, only those in `has` say something of this kind. What `stays`
+    lives from step to step; what is `filled` is there before a step's first task. The
     model's own tensors are `model`, and what belongs to a bucket is `bucketed`. Slots that one task
     writes and others read within a step may be `pooled`: they may take turns in one buffer.
     """
 
     name: str
+    has: tuple[str, ...] = ()
     stays: bool = False
     filled: bool = False
     model: bool = False
@@ -25,17 +27,17 @@ class SlotKind:
 
 
 _ROWS = (
-    SlotKind("param", stays=True, filled=True, model=True),
-    SlotKind("buffer", stays=True, filled=True, model=True),
-    SlotKind("flat", stays=True, filled=True, model=True, bucketed=True),
-    SlotKind("shard", stays=True, filled=True, model=True, bucketed=True),
-    SlotKind("grad", stays=True, bucketed=True),
-    SlotKind("constant", stays=True, filled=True),
-    SlotKind("batch", filled=True),
-    SlotKind("key", filled=True),
-    SlotKind("gathered", bucketed=True),
-    SlotKind("temp", pooled=True),
-    SlotKind("sum", pooled=True),
+    SlotKind("param", ("source", "base", "offset"), stays=True, filled=True, model=True),
+    SlotKind("buffer", ("source",), stays=True, filled=True, model=True),
+    SlotKind("flat", ("bucket",), stays=True, filled=True, model=True, bucketed=True),
+    SlotKind("shard", ("bucket", "base"), stays=True, filled=True, model=True, bucketed=True),
+    SlotKind("grad", ("bucket",), stays=True, bucketed=True),
+    SlotKind("constant", ("source",), stays=True, filled=True),
+    SlotKind("batch", ("source", "microbatch"), filled=True),
+    SlotKind("key", ("source", "microbatch"), filled=True),
+    SlotKind("gathered", ("bucket",), bucketed=True),
+    SlotKind("temp", ("source", "bound", "bucket", "pool"), pooled=True),
+    SlotKind("sum", ("bound", "bucket", "pool"), pooled=True),
     SlotKind("host"),
 )
 SLOT_KINDS: dict[str, SlotKind] = {row.name: row for row in _ROWS}

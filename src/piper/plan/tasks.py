@@ -211,22 +211,27 @@ class Settle(Task, frozen=True, kw_only=True, omit_defaults=True, tag="settle"):
 
 @task_kind
 class Comm(Meeting, frozen=True, kw_only=True, omit_defaults=True, tag="comm"):
-    """One rank's end of a communication: those with one `key` meet.
+    """One rank's end of a communication. Tasks of several classes that have one `key` meet; ranks of
+    one class meet in the same task, which needs none.
 
-    It takes `source` and fills `target`, of which `parts` show pieces. With `splits` the host says how
-    many rows go where, the other way round if it is `reverse`.
+    It takes `source` and fills `target`. With `splits` the host says how many rows go where, the other
+    way round if it is `reverse`.
     """
 
     comm: str
-    key: str
+    key: str = ""
     source: int = NO_SLOT
     target: int = NO_SLOT
-    parts: tuple[int, ...] = ()
     splits: int = NO_SLOT
     reverse: bool = False
 
     READS = ("source", "splits")
-    WRITES = ("target", "parts")
+    WRITES = ("target",)
+
+    @property
+    def meeting(self) -> str:
+        """What all members call it."""
+        return self.key or self.name
 
     @property
     def kind(self) -> str:
@@ -240,7 +245,7 @@ class Comm(Meeting, frozen=True, kw_only=True, omit_defaults=True, tag="comm"):
 
     @property
     def writes(self) -> tuple[int, ...]:
-        return self.parts if self.target == NO_SLOT else (self.target, *self.parts)
+        return () if self.target == NO_SLOT else (self.target,)
 
     @property
     def facts(self) -> CommunicationKind:

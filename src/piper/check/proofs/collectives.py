@@ -54,6 +54,8 @@ def _groups(world: World, party: Party) -> Iterator[Problem]:
             text = f"{task.name}: group {group} has ranks twice"
         elif not isinstance(task, Comm):
             continue
+        elif bool(task.key) != (len(group.slices) > 1):
+            text = f"{task.name} has a key among ranks of one class, or none among several"
         else:
             text = _misfit(task, party.slots, world.size(task))
         if text:
@@ -80,6 +82,10 @@ def _counts(world: World, party: Party) -> Iterator[Problem]:
                 what = f"rows by {party.slots[task.splits].name}"
                 yield _uncounted(world, party, index, by, what)
         elif isinstance(task, Read):
+            splits = party.slots[task.splits]
+            if (splits.kind, splits.shape) != ("host", (2, world.size(task))):
+                text = f"{task.name} reads two numbers a rank into {show(splits)}"
+                yield problem(world, "collectives", text, (party, index))
             by = writer.get(task.received, -1)
             made = party.tasks[by] if by >= 0 else None
             exchanged = isinstance(made, Comm) and made.facts.by_rows and made.source == task.sent
@@ -106,10 +112,13 @@ def _compare(world: World, members: list[Party], joined: dict[int, list[int]]) -
         for a, b in zip(mine, theirs, strict=False):
             one, other = first.tasks[a], party.tasks[b]
             assert isinstance(one, Comm) and isinstance(other, Comm)
-            if (one.comm, one.key, one.reverse) != (other.comm, other.key, other.reverse):
+            if (one.comm, one.meeting, one.reverse) != (other.comm, other.meeting, other.reverse):
                 text = f"{first.label} joins {one.name} where {party.label} joins {other.name}"
                 yield problem(world, "collectives", text, (first, a), (party, b))
                 break
+            if one.tags != other.tags:
+                text = f"{one.name} has other tags than {other.name}"
+                yield problem(world, "labels", text, (first, a), (party, b))
             source, other_source = first.slots[one.source], party.slots[other.source]
             if one.facts.alike and not same_tensor(source, other_source):
                 text = f"{one.name} brings {show(source)}, {other.name} {show(other_source)}"

@@ -32,7 +32,8 @@ class _Sums:
             else:
                 self.made.update((slot, index) for slot in task.writes if self._contributes(slot))
             for slot in task.reads:
-                self.made.pop(slot, None)
+                if isinstance(task, Add):
+                    self.made.pop(slot, None)
                 if slot in self.begun:
                     yield from self._use(index, task, slot)
             for slot in task.frees:

@@ -61,6 +61,9 @@ def _compare(
             text = f"{where}: {send.name} meets {recv.name}: sends in another order than receives"
             yield problem(world, "messages", text, one, other)
             return  # everything after it is shifted
+        if send.tags != recv.tags:
+            text = f"{where}: {send.name} has other tags than {recv.name}"
+            yield problem(world, "labels", text, one, other)
         out, into = one[0].slots[send.source], other[0].slots[recv.target]
         if not same_tensor(out, into):
             text = f"{where}: {send.name} sends {show(out)}, {recv.name} expects {show(into)}"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+import msgspec
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem
 from piper.ir.communication import COMMUNICATION
-from piper.plan.slots import BUCKETED, SLOT_KINDS, Slot
+from piper.plan.slots import BUCKETED, SLOT_KINDS, Slot, SlotKind
 from piper.plan.tasks import NO_SLOT, TASKS, Add, Comm, Meeting, Settle, Task, Update
 from piper.plan.types import Plan
 
@@ -48,11 +52,35 @@ def _wrong_slot(plan: Plan, party: Party, index: int, slot: Slot) -> str:
     named = party.slots[index]
     if named.base >= 0 and not _shows(named, party.slots[named.base]):
         return f"shows what {party.slots[named.base].name} does not have"
-    if slot.kind not in SLOT_KINDS or named.kind not in SLOT_KINDS:
+    if slot.kind in SLOT_KINDS and named.kind in SLOT_KINDS:
+        look, nothing = _SILENT[named.kind]
+        if look(named) != nothing:
+            has = ", ".join(SLOT_KINDS[named.kind].has) or "nothing more"
+            return f"says more of itself than a {named.kind}, which has {has}"
+        if named.kind == "temp" and named.source and named.bucket >= 0:
+            return "is of one parameter and of a whole bucket"
+        if named.kind == "temp" and named.source and named.source not in plan.tensors:
+            return f"is a gradient of {named.source!r}, which the model does not have"
+        if named.bucket >= 0 and named.bound is not None:
+            return "is of a bucket, but of no fixed size"
+        if named.base >= 0 and named.pool >= 0:
+            return "is a part of another slot, but has a buffer of its own"
+    else:
         return f"is of kind {slot.kind!r}, which does not exist"
     if slot.bucket >= len(plan.buckets) or (slot.kind in BUCKETED and slot.bucket < 0):
         return "belongs to a bucket that does not exist"
     return ""
+
+
+def _silent(kind: SlotKind) -> tuple[Callable[[Slot], tuple[Any, ...]], tuple[Any, ...]]:
+    """What a slot of a kind must leave out: how to look, and how that looks. Who may have a `pool`, the
+    proof `pools` says."""
+    fields = {f.name: f.default for f in msgspec.structs.fields(Slot) if not f.required}
+    silent = [name for name in fields if name not in (*kind.has, "pool")]
+    return attrgetter(*silent), tuple(fields[name] for name in silent)
+
+
+_SILENT = {kind.name: _silent(kind) for kind in SLOT_KINDS.values()}
 
 
 def _shows(part: Slot, whole: Slot) -> bool:
@@ -88,6 +116,9 @@ def _wrong_add(plan: Plan, party: Party, task: Add) -> str:
     num_terms, num_sums = len(task.terms), len(task.sums)
     bucketed = num_sums == 1 and party.slots[task.sums[0]].bucket >= 0
     right = len(task.first) == num_terms and (bucketed or num_sums == num_terms)
+    if bucketed and not task.offsets:  # parts of the bucket that lie as it does
+        whole = party.slots[task.sums[0]].shape
+        right &= all(party.slots[term].shape == whole for term in task.terms)
     if right and len(task.offsets) in (0, num_terms):
         return ""
     return f"has {num_terms} terms and {num_sums} sums"
@@ -120,8 +151,10 @@ def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
         return f"sends {party.slots[task.source].name}, which is no tensor"
     if task.target != NO_SLOT and party.slots[task.target].base >= 0:
         return "fills a part of another slot"
-    if any(party.slots[part].base != task.target for part in task.parts):
-        return "has parts of something else than its target"
+    if task.splits != NO_SLOT:
+        there, back = (party.slots[s].bound is None for s in (task.source, task.target))
+        if (task.reverse, not task.reverse) != (back, there):
+            return "sends rows back that have not come, or on that have"
     return ""
 
 

@@ -67,6 +67,9 @@ def _buckets(world: World) -> Iterator[Problem]:
             if sorted(axes) != sorted(free):
                 text = f"bucket {bucket.name} is whole along {', '.join(axes)} only"
                 yield Problem("updates", text, (), (f"{at} has axes {', '.join(sorted(free))}",))
+        if any(plan.tensors[name].trainable != bucket.trained for name in bucket.params):
+            text = f"bucket {bucket.name} is trained, or is not, where its parameters are otherwise"
+            yield Problem("updates", text)
     for name, tensor in plan.tensors.items():
         if tensor.trainable and name not in home:
             yield Problem("updates", f"{name} is trained, but in no bucket: it is never updated")
@@ -203,6 +206,9 @@ class _Chain:
         for slot in task.reads:
             by = self.local.writer_before(slot, index)
             maker = self.party.tasks[by] if by >= 0 else None
+            if self.parts > 1 and self.party.slots[slot].bucket != self.number:
+                text = f"{task.name} adds a part of another bucket to {name}"
+                yield self._problem(text, index)
             if self.parts > 1 and scatters(maker):
                 yield from self._scattered(by, name)
             elif self.parts > 1:

@@ -132,8 +132,8 @@ class Story:
         device = self.plans[it.plan][1].device != "cpu"
         begun = it.task + 1 if it.waits < 0 else it.waits + 1 if device else it.task
         come = self._me(peer).tasks[:begun]
-        key = task.key if isinstance(task, Comm) else None
-        return any(isinstance(found, Comm) and found.key == key for found in come)
+        meeting = task.meeting if isinstance(task, Comm) else None
+        return any(isinstance(found, Comm) and found.meeting == meeting for found in come)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -48,11 +48,11 @@ class LoopbackTransport:
         turn = self.turn[*channel, exchange.rank]
         self.turn[*channel, exchange.rank] += 1
         if turn == len(self.rounds[channel]):
-            self.rounds[channel].append(Round(exchange.ranks, exchange.task.key))
+            self.rounds[channel].append(Round(exchange.ranks, exchange.task.meeting))
         found = self.rounds[channel][turn]
-        if found.key != exchange.task.key:
+        if found.key != exchange.task.meeting:
             raise RunError(
-                f"rank {exchange.rank} runs {exchange.task.key} where others run {found.key}"
+                f"rank {exchange.rank} runs {exchange.task.meeting} where others run {found.key}"
             )
         found.join(exchange, tensor, splits)
         return _Collective(found, exchange)
@@ -74,7 +74,7 @@ class _Send:
 
     def finish(self) -> list[Tensor]:
         self.transport.awaited[self.channel] -= 1
-        self.transport.boxes[self.channel].append((self.exchange.task.key, self.tensor.clone()))
+        self.transport.boxes[self.channel].append((self.exchange.task.meeting, self.tensor.clone()))
         return []
 
 
@@ -92,10 +92,10 @@ class _Recv:
 
     def finish(self) -> list[Tensor]:
         key, tensor = self.box.popleft()
-        if key != self.exchange.task.key:
+        if key != self.exchange.task.meeting:
             raise RunError(
                 f"rank {self.exchange.rank} received {key} where it expected "
-                f"{self.exchange.task.key}: sends in another order than receives"
+                f"{self.exchange.task.meeting}: sends in another order than receives"
             )
         return [tensor]
 

@@ -1,0 +1,139 @@
+"""Holdings: every element of the model lies somewhere, once in each memory, whatever cuts it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+
+import msgspec
+import pytest
+
+from piper.check import problems
+from piper.mesh import Mesh, Slice
+from piper.plan.holdings import Box, Holding, box_of, holdings
+from piper.plan.slots import Slot
+from piper.plan.tasks import Update
+from piper.plan.types import Bucket, ModelTensor, Optimizer, Plan, RankClass
+from tests.plans import NAMES, plan_of
+
+pytestmark = pytest.mark.xdist_group("mutants")
+Elements = set[tuple[int, ...]]
+
+
+def _elements(held: Holding) -> list[tuple[int, ...]]:
+    """The places in the whole tensor of what is held, by brute force."""
+    dims = [range(a, a + n) for a, n in zip(held.box.start, held.box.size, strict=True)]
+    return list(itertools.product(*dims))[held.first : held.last]
+
+
+def _counts(plan: Plan, what: str) -> dict[str, Counter[tuple[int, ...]]]:
+    """Per tensor, how many ranks hold each element."""
+    found: dict[str, Counter[tuple[int, ...]]] = defaultdict(Counter)
+    for rank in range(plan.mesh.size):
+        for held in holdings(plan, rank):
+            if held.what == what and not held.state:
+                found[held.tensor].update(_elements(held))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_element_is_held_equally_often(name: str) -> None:
+    plan = plan_of(name)
+    trained = {p for bucket in plan.buckets if bucket.trained for p in bucket.params}
+    for what in ("param", "grad", "master"):
+        counts = _counts(plan, what)
+        assert counts.keys() == (plan.tensors.keys() if what == "param" else trained)
+        for tensor, found in counts.items():
+            assert len(found) == math.prod(plan.tensors[tensor].shape), "some are nowhere"
+            assert len(set(found.values())) == 1, "some have more copies"
+    for bucket in plan.buckets:
+        copies = len(bucket.slices) * plan.mesh.size_of(bucket.copies)
+        for param in bucket.params:
+            assert set(_counts(plan, "master")[param].values()) == {copies}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_lies_over_something_else(name: str) -> None:
+    plan = plan_of(name)
+    for rank in range(0, plan.mesh.size, 3):
+        used: dict[tuple[int, str, str], list[range]] = defaultdict(list)
+        for held in holdings(plan, rank):
+            mine = range(held.offset, held.offset + held.last - held.first)
+            assert 0 < len(mine) <= held.box.num_elements
+            used[held.slot, held.what, held.state].append(mine)
+        for places in used.values():
+            for one, other in itertools.combinations(places, 2):
+                assert one.stop <= other.start or other.stop <= one.start
+
+
+MESH = Mesh((("ep", 2), ("tp", 3), ("dp", 2)))
+
+
+@pytest.mark.parametrize(
+    "cut", [(), (("ep", 0),), (("tp", 1),), (("ep", 0), ("tp", 1)), (("ep", 1), ("tp", 1))], ids=str
+)
+def test_boxes_of_any_dims_and_several_axes(cut: tuple[tuple[str, int], ...]) -> None:
+    tensor = ModelTensor((4, 12, 2), "float32", "", (), cut=cut)
+    boxes = {box_of(tensor, MESH, MESH.coordinates(rank)) for rank in range(MESH.size)}
+    assert len(boxes) == MESH.size_of(tuple(axis for axis, _ in cut))
+    seen = Counter(e for box in boxes for e in _elements(_all_of(box)))
+    assert set(seen.values()) == {1} and len(seen) == 4 * 12 * 2
+
+
+def _all_of(box: Box) -> Holding:
+    return Holding("param", "x", 0, 0, box, 0, box.num_elements)
+
+
+def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
+    """Two parameters, cut along other dims by ep and tp, in one bucket whose shards are over dp."""
+    tensors = {
+        "a": ModelTensor((4, 6), "float32", "", (), cut=(("ep", 0), ("tp", 1))),
+        "b": ModelTensor((6, 2), "float32", "", (), cut=(("tp", 0), ("ep", 1))),
+    }
+    bucket = Bucket(
+        name="b0",
+        params=("a", "b"),
+        shapes=((2, 2), (2, 1)),
+        offsets=(0, 4),
+        size=6,
+        dtype="float32",
+        slices=(Slice(()),),
+        over=("dp",),
+    )
+    slots = (
+        Slot("$shard", "shard", (3,), "float32", bucket=0),
+        Slot("$grad", "grad", (3,), "float32", bucket=0),
+    )
+    update = Update(name="u", stream=0, bucket=0, gradient=1, stepped=(0,), count=1.0)
+    plan: Plan = Plan(
+        mesh=MESH,
+        streams=(),
+        groups=(),
+        classes=(RankClass(Slice(()), slots, (update,), {}),),
+        tensors=tensors,
+        batch={},
+        batch_constants={},
+        data_axes=("dp",),
+        num_microbatches=1,
+        optimizer=Optimizer("AdamW"),
+        seed=0,
+        device="cpu",
+        bodies=(),
+        buckets=(bucket,),
+    )
+    first = [held for held in holdings(plan, 0) if held.what == "param"]
+    assert [(held.key, held.offset) for held in first] == [("a[0:3]", 0)]
+    second = [held for held in holdings(plan, 1) if held.what == "param"]
+    assert [(held.key, held.offset) for held in second] == [("a[3:4]", 0), ("b", 1)]
+    states = {(held.state, held.form) for held in holdings(plan, 1) if held.what == "state"}
+    assert states == {("exp_avg", "elements"), ("exp_avg_sq", "elements"), ("step", "number")}
+    for what in ("param", "grad", "master"):
+        counts = _counts(plan, what)
+        for name, tensor in tensors.items():
+            assert len(counts[name]) == math.prod(tensor.shape)
+            assert set(counts[name].values()) == {1}
+    # A cut that does not divide is refused before anybody asks.
+    uneven = msgspec.structs.replace(tensors["a"], cut=(("tp", 0),))
+    wrong = msgspec.structs.replace(plan, tensors={**tensors, "a": uneven})
+    assert any("cannot cut" in found.message for found in problems(wrong))
