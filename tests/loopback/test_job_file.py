@@ -90,9 +90,11 @@ def _no_bodies(file: Any) -> None:
 
 def _other_body(file: Any) -> None:
     """Two chunks swap their code."""
-    runs = [task for task in file["classes"][0]["tasks"] if task["kind"] == "run"]
+    runs = [t for part in file["classes"] for t in part["tasks"] if t["kind"] == "run"]
     other = next(task for task in runs if len(task["inputs"]) != len(runs[0]["inputs"]))
-    runs[0]["body"], other["body"] = other["body"], runs[0]["body"]
+    swapped = {runs[0]["body"]: other["body"], other["body"]: runs[0]["body"]}
+    for task in runs:
+        task["body"] = swapped.get(task["body"], task["body"])
 
 
 def _replace_bodies(file: Any, change: Callable[[str], str]) -> None:

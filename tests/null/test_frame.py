@@ -111,3 +111,12 @@ def test_a_value_of_a_program_is_possible() -> None:
         document["graph"]["values"][name]["type"][key] = value
         with pytest.raises(PlanError, match=f"{name} is no tensor"):
             program_from_json(json.dumps(document).encode())
+
+
+def test_a_node_of_a_program_is_placed() -> None:
+    program = program_of("tied").apply(parallel(pp=2, microbatches=2))
+    document = json.loads(program.to_json())
+    name = next(iter(document["graph"]["nodes"]))
+    del document["graph"]["nodes"][name]["slice"]
+    with pytest.raises(PlanError, match="is placed nowhere"):
+        program_from_json(json.dumps(document).encode())

@@ -46,6 +46,9 @@ def program_from_json(data: bytes) -> ProgramFile:
                 f"not a Piper program: {where} comes from directive {origin}",
                 legal=f"one of the {len(program.history)} directives of its history",
             )
+    for node in graph.nodes.values():
+        if program.history and node.slice is None:
+            raise PlanError(f"not a Piper program: {node.name} is placed nowhere")
     for node in graph.chunks:
         if node.phase != "F" and not isinstance(graph.nodes.get(node.forward), Chunk):
             raise PlanError(f"not a Piper program: {node.name} is the backward of no forward")
