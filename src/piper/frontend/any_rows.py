@@ -79,6 +79,34 @@ def _within(rows: int, range_: ValueRanges[sympy.Expr]) -> bool:
     return bool(range_.lower <= rows) and bool(rows <= range_.upper)
 
 
+def without_row_inputs(graph: fx.Graph, inputs: Sequence[Any]) -> list[Tensor]:
+    """The inputs that are tensors. Torch 2.11 gives the number of rows as one more input; the graph is
+    made to read it off a tensor instead."""
+    placeholders = graph.find_nodes(op="placeholder")
+    rows = {node: _symbol(node) for node in placeholders if _symbol(node) is not None}
+    leaves = {
+        str(shape[0]): node
+        for node in reversed(placeholders)
+        if node not in rows and (shape := getattr(node.meta.get("example_value"), "shape", ()))
+    }
+    for node, symbol in rows.items():
+        if symbol not in leaves:
+            continue
+        with graph.inserting_before(placeholders[-1].next):
+            size = graph.call_method("size", (leaves[symbol], 0))
+        size.meta["example_value"] = node.meta["example_value"]
+        node.replace_all_uses_with(size)
+        graph.erase_node(node)
+    kept = set(graph.find_nodes(op="placeholder"))
+    return [value for node, value in zip(placeholders, inputs, strict=True) if node in kept]
+
+
+def _symbol(node: fx.Node) -> str | None:
+    """The symbol that an input stands for, if it is a number."""
+    value = node.meta.get("example_value")
+    return str(value) if isinstance(value, torch.SymInt) else None
+
+
 def at_rows(
     graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

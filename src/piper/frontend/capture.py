@@ -22,7 +22,13 @@ from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
-from piper.frontend.any_rows import RowSymbol, at_rows, depends_on_data, leave_rows_open
+from piper.frontend.any_rows import (
+    RowSymbol,
+    at_rows,
+    depends_on_data,
+    leave_rows_open,
+    without_row_inputs,
+)
 from piper.frontend.building import building, cast_parameters
 from piper.frontend.captured_nodes import callee, source_of, value_of
 from piper.frontend.hooks import refuse_hooks, refusing_hooks
@@ -173,6 +179,7 @@ def record(
     constants = _constants(graph, module)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
+    flat = without_row_inputs(graph, flat)
     origins = _origins(graph, flat, _tensor_names(model, fake_batch))
     leaves = [value_of(node) for node, origin in origins.items() if origin.role == "batch"]
     made = {plain_name(name): tensor for name, tensor in named}
