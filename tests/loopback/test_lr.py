@@ -147,8 +147,10 @@ def test_training_under_a_schedule_is_that_of_a_plain_loop(
 
 def test_options_that_an_optimizer_does_not_have() -> None:
     job = _program().lower(optimizer=piper.sgd(lr=0.1))
-    with job.launch("single") as run, pytest.raises(RunError, match="SGD has no 'betas'"):
-        run.workers.set_options({"lr": 0.1, "betas": (0.9, 0.9)})  # type: ignore[attr-defined]
+    with job.launch("single") as run:
+        run.set_options({"lr": 0.1, "betas": (0.9, 0.9)})
+        with pytest.raises(RunError, match="SGD has no 'betas'"):
+            run.step(_batch(0))
 
 
 def test_a_schedule_of_the_loss_needs_the_loss() -> None:

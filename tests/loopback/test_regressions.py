@@ -403,8 +403,10 @@ def test_frozen_parameters_are_cut_too_where_all_is_cut(zero: int) -> None:
     program = piper.trace(lambda: Frozen().double(), random_batch(0), mean_square)
     with program.apply(strategy).lower().launch("loopback") as run:
         held = run.workers.workers[0].tensors("param")
-    whole = {"a.weight", "a.bias", "b.weight"} & held.keys()
-    assert whole == (set() if zero == 3 else {"a.weight", "a.bias", "b.weight"})
+    frozen = {"a.weight", "a.bias", "b.weight"}
+    elements = sum(t.numel() for key, t in held.items() if key.startswith(tuple(frozen)))
+    every = sum(p.numel() for name, p in Frozen().named_parameters() if name in frozen)
+    assert elements == every if zero < 3 else elements <= every / 2 + 8, "a bucket has some padding"
 
 
 def test_dropout_of_everything_draws_nothing() -> None:

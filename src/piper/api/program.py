@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
 from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
+from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.compiler.sum_warning import warn_of_sum
@@ -113,12 +114,13 @@ class Program:
         """The program after all directives of a strategy, or of another program's history."""
         stages = Stages(self._source, self.stages)
         schedule = Schedule(self.graph, self.history, stages=stages)
-        if callable(strategy):
-            strategy(schedule)
-        else:
-            for record in strategy:
-                schedule.apply(record.directive, call=record.call)
-        graph = schedule.finish()
+        with no_collections():
+            if callable(strategy):
+                strategy(schedule)
+            else:
+                for record in strategy:
+                    schedule.apply(record.directive, call=record.call)
+            graph = schedule.finish()
         return Program(self._source, graph, schedule.history, stages.cut)
 
     def save(self, path: str | os.PathLike[str]) -> None:

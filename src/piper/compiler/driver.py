@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +13,7 @@ from piper.bodies.leaves import batch_constants
 from piper.bodies.routed import Routing
 from piper.check import Report, check_plan
 from piper.compiler.fit import fit_types
+from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Cuts, Source
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
@@ -107,19 +106,19 @@ def foresee_graph(logical: Graph, calls: Sequence[Call], *, clip: float | None =
     """The same of a complete logical graph, whose chunks are as fine as its directives ask for."""
     bodies = foreseen_bodies(logical)
     state = Lowering(logical, bodies, {}, calls, clip=clip)
-    with _no_collections():
+    with no_collections():
         return run_passes(state, last="pace").graph
 
 
 def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None = None) -> Lowered:
     """The plan of training or, with the buckets that training has made, of evaluation."""
-    with _no_collections():
+    with no_collections():
         return _lower(scheduled, settings, trained)
 
 
 def text_after(scheduled: Scheduled, settings: Settings, *, last: str) -> str:
     """The graph as it is after a pass."""
-    with _no_collections():
+    with no_collections():
         _, state, _ = _started(scheduled, settings, None)
         return graph_to_text(run_passes(state, last=last).graph)
 
@@ -225,15 +224,3 @@ def _model_flops(
         runs = (task for task in rank_class.tasks if isinstance(task, Run) and task.phase == "F")
         forward += ranks * sum(flops.get(task.body, 0.0) for task in runs)
     return 3 * forward if training else forward
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Passes make many small objects and no cycles; looking for some would double their time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -41,8 +41,8 @@ class Task(
 
     @property
     def kind(self) -> str:
-        """What it does, in a word; a kind sets it once, as the tag that JSON has."""
-        raise NotImplementedError
+        """What it does, in a word: the tag that JSON has."""
+        return str(type(self).__struct_config__.tag)
 
     @property
     def reads(self) -> tuple[int, ...]:
