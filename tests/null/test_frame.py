@@ -120,3 +120,12 @@ def test_a_node_of_a_program_is_placed() -> None:
     del document["graph"]["nodes"][name]["slice"]
     with pytest.raises(PlanError, match="is placed nowhere"):
         program_from_json(json.dumps(document).encode())
+
+
+def test_a_node_of_a_program_owns_the_axes_of_what_it_reads() -> None:
+    program = program_of("tied").apply(parallel(dp=2, microbatches=2))
+    document = json.loads(program.to_json())
+    node = next(iter(document["graph"]["nodes"].values()))
+    node["owners"] = []
+    with pytest.raises(PlanError, match="which nothing owns"):
+        program_from_json(json.dumps(document).encode())

@@ -47,7 +47,7 @@ def _problems(graph: Graph) -> Iterator[str]:
     for value in graph.values.values():
         yield from (f"{value.name} {why}" for why in _value(value, mesh))
     for node in graph.nodes.values():
-        yield from (f"{node.name} {why}" for why in _node(node, mesh))
+        yield from (f"{node.name} {why}" for why in _node(node, graph))
 
 
 def _slices(graph: Graph) -> Iterator[tuple[str, Slice]]:
@@ -74,7 +74,12 @@ def _value(value: Value, mesh: Mesh) -> Iterator[str]:
             yield f"of {value.type} is cut along dim {dim}"
 
 
-def _node(node: Node, mesh: Mesh) -> Iterator[str]:
+def _node(node: Node, graph: Graph) -> Iterator[str]:
     axes = [owner.axis for owner in node.owners] if isinstance(node, Chunk) else []
-    if len(set(axes)) < len(axes) or not set(axes) <= set(mesh.names):
-        yield f"has owners of {', '.join(axes)}, in the mesh {mesh}"
+    if len(set(axes)) < len(axes) or not set(axes) <= set(graph.mesh.names):
+        yield f"has owners of {', '.join(axes)}, in the mesh {graph.mesh}"
+    if isinstance(node, Chunk) and node.phase == "F":
+        for name in node.inputs:
+            for axis, _ in graph.values[name].layout if name in graph.values else ():
+                if axis not in axes:
+                    yield f"reads {name} along {axis}, which nothing owns"
