@@ -10,7 +10,7 @@ from torch import fx, nn
 
 import piper
 from piper import Schedule, where
-from piper.plan.plan_text import plan_to_text
+from piper.plan.report.plan_text import plan_to_text
 
 MICROBATCH = "F[PP=0,MB=0]"
 BEFORE = ("value first.weight ", "value %x ", "value $d.first.weight/0 ", "chunk F[PP=0]")

@@ -14,7 +14,7 @@ from torch import nn
 import piper
 from piper import Schedule, where
 from piper.compiler.stage_graphs import Stages
-from piper.ir.graph_diff import graph_diff
+from piper.ir.form.graph_diff import graph_diff
 
 Steps = Callable[[Schedule], Iterator[None]]  # what comes before `yield` sets the stage
 

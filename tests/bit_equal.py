@@ -24,8 +24,8 @@ from tests.matrix import CELLS, LONG
 from tests.zoo import batches_of
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
-every = int(sys.argv[1])
-cells = (CELLS + LONG)[::every]
+every, part, parts = map(int, sys.argv[1:])
+cells = (CELLS + LONG)[::every][part::parts]
 for cell in cells:
     with cell.job().launch("loopback") as run:
         losses = [run.step(batch).loss.hex() for batch in batches_of(cell.program)]
@@ -37,11 +37,12 @@ for cell in cells:
 """
 
 
-def start(tree: Path, every: int) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}:{tree}", "OMP_NUM_THREADS": "1"}
+def start(tree: Path, every: int, part: int, parts: int) -> subprocess.Popen[str]:
+    path = [str(tree / "src"), str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": ":".join(path), "OMP_NUM_THREADS": "1"}
 
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(every)],
+        [sys.executable, "-c", _CHILD, *map(str, (every, part, parts))],
         cwd=tree,
         env=environment,
         stdout=subprocess.PIPE,
@@ -64,10 +65,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("other", type=Path, help="the tree to compare with")
     parser.add_argument("--every", type=int, default=1, help="only one case of so many")
+    parser.add_argument("--processes", type=int, default=1, help="for each tree")
     arguments = parser.parse_args()
     trees = (HERE, arguments.other.resolve())
-    children = [start(tree, arguments.every) for tree in trees]
-    mine, theirs = map(results, children)
+    parts = arguments.processes
+    children = [
+        [start(tree, arguments.every, part, parts) for part in range(parts)] for tree in trees
+    ]
+    mine, theirs = (
+        {k: v for child in each for k, v in results(child).items()} for each in children
+    )
     different = [name for name in mine if mine[name] != theirs.get(name)]
     different += [name for name in theirs if name not in mine]
     for name in different:

@@ -32,7 +32,7 @@ import piper
 from piper import errors
 from piper.api.job_file import job_to_json
 from piper.api.program_file import program_from_json
-from piper.bodies.codec import content_hash, decode, encode, load
+from piper.bodies.files.codec import content_hash, decode, encode, load
 from piper.check import expanded, problems
 from piper.cli.main import main
 from piper.errors import PiperError

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import piper
 from piper.api.job import Job
-from piper.bodies.codec import encode
+from piper.bodies.files.codec import encode
 from piper.bodies.inductor.compiled import Given, compile_bodies, trace_body
 from piper.bodies.store import load
 from piper.plan.types import bind

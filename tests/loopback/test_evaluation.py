@@ -16,7 +16,7 @@ from piper.api.job import Job
 from piper.api.program import Program
 from piper.check import check_plan
 from piper.errors import CheckError, PlanError, RunError, TraceError
-from piper.frontend.capture import plain_name
+from piper.frontend.capture.capture import plain_name
 from piper.runtime.transport.loopback import LoopbackTransport
 from piper.runtime.worker.weights import initial_value
 from piper.runtime.worker.worker import Worker

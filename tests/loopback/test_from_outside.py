@@ -3,8 +3,8 @@
 A collective is a row of `ir/communication.py` and a function in each transport that moves bytes
 (`transport/loopback.py`, `transport/distributed.py`): three files. A task kind is a node
 (`ir/nodes.py`), a type (`plan/tasks.py`), a rule that makes the one of the other
-(`passes/node_tasks.py`), a handler (`runtime/worker/handlers.py`) and, if it has requirements of its
-own, a rule in `check/proofs/structure.py`: five files.
+(`passes/dispatch/node_tasks.py`), a handler (`runtime/worker/handlers.py`) and, if it has requirements
+of its own, a rule in `check/proofs/structure.py`: five files.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from piper.ir.communication import (
 from piper.ir.graph import Graph
 from piper.ir.well_formed import verify
 from piper.mesh import Group
-from piper.passes.buckets import Bucketed
-from piper.passes.emit import emit
-from piper.passes.node_tasks import RULES, Numbering, task_of
-from piper.plan.diff import diff
-from piper.plan.explain import explain
-from piper.plan.plan_text import plan_to_text
+from piper.passes.dispatch.emit import emit
+from piper.passes.dispatch.node_tasks import RULES, Numbering, task_of
+from piper.passes.physical.buckets import Bucketed
+from piper.plan.report.diff import diff
+from piper.plan.report.explain import explain
+from piper.plan.report.plan_text import plan_to_text
+from piper.plan.report.volume import communication as volume
 from piper.plan.tasks import NO_SLOT, TASKS, Task, task_kind
 from piper.plan.types import Plan, plan_from_json
-from piper.plan.volume import communication as volume
 from piper.runtime.transport import distributed, loopback
 from piper.runtime.transport.transport import Exchange
 from piper.runtime.worker.handlers import HANDLERS, Start, handles

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from piper.api.job import Job
-from piper.bodies.codec import decode, load
-from piper.bodies.partition import is_view
+from piper.bodies.cutting.partition import is_view
+from piper.bodies.files.codec import decode, load
 from piper.plan.body_spec import BodySpec, ChunkBodies, Ref
 from piper.plan.tasks import Task
 from piper.runtime.worker.worker import Worker

@@ -13,7 +13,7 @@ import torch
 
 import piper
 from piper.api.job import Job
-from piper.bodies.codec import content_hash
+from piper.bodies.files.codec import content_hash
 from piper.cli.main import main
 from piper.errors import CheckError, PlanError
 from piper.strategies import parallel

@@ -16,7 +16,7 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.errors import RunError
-from piper.frontend.capture import plain_name
+from piper.frontend.capture.capture import plain_name
 from piper.plan.types import Optimizer
 from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel

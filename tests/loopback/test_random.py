@@ -13,7 +13,7 @@ from torch import nn
 import piper
 from piper import where
 from piper.api.job import Job
-from piper.bodies.codec import decode
+from piper.bodies.files.codec import decode
 from piper.bodies.operators import draws_random
 from piper.bodies.random.uniform import keyed_uniform
 from piper.cli.main import main

@@ -15,11 +15,11 @@ from torch.utils.flop_counter import flop_registry
 import piper
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.bodies.allowed_operators import operator_of
-from piper.bodies.body_memory import refuse_shared_memory
-from piper.bodies.codec import decode, encode, load
+from piper.bodies.cutting.body_memory import refuse_shared_memory
+from piper.bodies.files.allowed_operators import operator_of
+from piper.bodies.files.codec import decode, encode, load
 from piper.errors import PlanError
-from piper.plan.summary import slot_bytes
+from piper.plan.report.summary import slot_bytes
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
@@ -232,7 +232,7 @@ def test_a_body_with_two_results_in_one_memory_is_refused() -> None:
 
 def test_a_body_is_refused_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a cut that copies nothing, the gradient of an input is the tangent itself."""
-    monkeypatch.setattr("piper.bodies.partition._fresh", lambda graph, node: node)
+    monkeypatch.setattr("piper.bodies.cutting.partition._fresh", lambda graph, node: node)
     batch = torch.randn(4, WIDTH)
 
     class Sum(nn.Module):

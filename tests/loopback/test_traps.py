@@ -19,8 +19,8 @@ import piper
 from piper import where
 from piper.api.job import Job
 from piper.api.program import Program
-from piper.bodies.codec import decode
-from piper.bodies.joint import runner
+from piper.bodies.cutting.joint import runner
+from piper.bodies.files.codec import decode
 from piper.bodies.store import BodyStore
 from piper.errors import ScheduleError, TraceError
 from piper.schedules import SCHEDULES

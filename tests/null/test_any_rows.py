@@ -14,8 +14,8 @@ import piper
 from piper.bodies.leaves import batch_leaves, tensors_in
 from piper.compiler import captures
 from piper.compiler.captures import Captures
-from piper.frontend.capture import Capture, Recording, finish, record
-from piper.frontend.captured_nodes import value_of
+from piper.frontend.capture.capture import Capture, Recording, finish, record
+from piper.frontend.capture.captured_nodes import value_of
 from piper.frontend.traced import cut_program
 from tests.zoo import CASES
 

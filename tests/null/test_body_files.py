@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx
 
-from piper.bodies.codec import decode, encode, load
+from piper.bodies.files.codec import decode, encode, load
 from piper.errors import PlanError, TraceError
 
 X = {"$": ["node", 0]}

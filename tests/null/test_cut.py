@@ -14,7 +14,7 @@ import piper
 from piper.api.program import Program
 from piper.compiler.source import Cuts
 from piper.errors import CutError
-from piper.frontend.node_costs import node_costs
+from piper.frontend.cut.node_costs import node_costs
 from piper.ir.history import history_as_code
 from piper.strategies import parallel
 from tests.zoo import program_of

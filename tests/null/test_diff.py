@@ -9,7 +9,7 @@ import piper
 from piper.api.job import Job
 from piper.cli.main import main
 from piper.errors import Call
-from piper.plan.diff import _longest_increasing, diff
+from piper.plan.report.diff import _longest_increasing, diff
 from tests.strategies import strategy_of
 from tests.zoo import program_of
 

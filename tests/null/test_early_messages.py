@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from piper.passes import lower
-from piper.passes.early_messages import early_messages
+from piper.passes.dispatch.early_messages import early_messages
 from piper.plan.local_order import Local
 from piper.plan.types import Plan, RankClass
 from tests.matrix import Cell

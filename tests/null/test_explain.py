@@ -9,8 +9,8 @@ import piper
 from piper.api.job import Job
 from piper.cli.main import main
 from piper.errors import PlanError
-from piper.plan.explain import explain
-from piper.plan.summary import alive_bytes, peak_bytes
+from piper.plan.report.explain import explain
+from piper.plan.report.summary import alive_bytes, peak_bytes
 from tests.strategies import strategy_of
 from tests.zoo import program_of
 

@@ -14,7 +14,7 @@ import pytest
 from piper.cli.main import main
 from piper.errors import FileError, PiperError, PlanError, ScheduleError, StrategyError
 from piper.files import DEPTH, TEXT_LIMIT, excess, read_bytes, read_text, write_bytes
-from piper.ir.graph_text import graph_from_text, graph_to_text
+from piper.ir.form.graph_text import graph_from_text, graph_to_text
 from piper.plan.types import plan_from_json
 from piper.schedules import parse_json, read_table, schedule
 from piper.strategies import from_json, parallel

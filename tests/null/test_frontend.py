@@ -10,7 +10,7 @@ from torch import nn
 
 import piper
 from piper.api.program import Program
-from piper.bodies.codec import content_hash, decode, encode
+from piper.bodies.files.codec import content_hash, decode, encode
 from piper.errors import PlanError, TraceError
 from piper.runtime.worker.weights import initial_value
 

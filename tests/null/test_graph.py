@@ -6,12 +6,12 @@ import pytest
 import piper
 from piper import where
 from piper.errors import Call, PlanError, SelectError
+from piper.ir.form.graph_text import graph_from_text, graph_to_text
+from piper.ir.form.serial import graph_from_json, graph_to_json
 from piper.ir.graph import Graph
-from piper.ir.graph_text import graph_from_text, graph_to_text
 from piper.ir.history import history_as_code
 from piper.ir.nodes import Chunk
 from piper.ir.select import select
-from piper.ir.serial import graph_from_json, graph_to_json
 from piper.ir.well_formed import verify
 from piper.plan.types import plan_from_json
 from tests.strategies import strategy_of

@@ -7,9 +7,9 @@ import piper
 
 ALLOWED = (
     "bodies/",
-    "frontend/capture.py",
-    "frontend/any_rows.py",
-    "frontend/side_effects.py",  # Dynamo's notes of them
+    "frontend/capture/capture.py",
+    "frontend/capture/any_rows.py",
+    "frontend/refuse/side_effects.py",  # Dynamo's notes of them
 )
 PRIVATE = re.compile(
     r"^\s*(?:from|import) torch(?:\.\w+)*\._|^\s*from torch[\w.]* import .*\b_\w+", re.M

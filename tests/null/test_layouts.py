@@ -151,4 +151,4 @@ def test_only_relayout_makes_communication() -> None:
             isinstance(called, ast.Name) and called.id == "Comm" for called in calls
         ):
             makers.add(path.relative_to(package).as_posix())
-    assert makers == {"passes/relayout.py"}
+    assert makers == {"passes/physical/relayout.py"}

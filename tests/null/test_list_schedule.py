@@ -7,7 +7,7 @@ import pytest
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
 from piper.mesh import Slice
-from piper.passes import list_schedule
+from piper.passes.dispatch import list_schedule
 
 NODES = 2000
 

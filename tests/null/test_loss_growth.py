@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import piper
-from piper.frontend.loss_growth import growing_sum
+from piper.frontend.refuse.loss_growth import growing_sum
 from piper.strategies import parallel
 
 Step = Callable[[nn.Module, Tensor], Any]

@@ -8,7 +8,7 @@ import pytest
 
 from piper.cli.main import main
 from piper.errors import PlanError
-from piper.ir.graph_text import graph_from_text
+from piper.ir.form.graph_text import graph_from_text
 from piper.passes import lower
 from piper.strategies import parallel
 from tests.matrix import Cell

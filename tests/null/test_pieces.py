@@ -12,10 +12,10 @@ from torch import nn
 import piper
 from piper.compiler.source import Cuts
 from piper.errors import PlanError
-from piper.frontend.regions import is_code
+from piper.frontend.cut.regions import is_code
+from piper.frontend.cut.units import inseparable
 from piper.frontend.traced import TracedChunk
-from piper.frontend.units import inseparable
-from piper.ir.byte_sizes import parse_size
+from piper.ir.form.byte_sizes import parse_size
 
 WIDTH = 6
 LINEAR = (WIDTH * WIDTH + WIDTH) * 4  # bytes of one Linear

@@ -6,7 +6,7 @@ import pytest
 
 from piper.errors import RunError
 from piper.mesh import Mesh
-from piper.runtime.launch.node_placement import assign, check_axes
+from piper.runtime.launch.ray.node_placement import assign, check_axes
 
 
 def _mesh(**axes: int) -> Mesh:

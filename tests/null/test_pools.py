@@ -8,11 +8,11 @@ import pytest
 
 from piper.check import check_plan, compressed
 from piper.check.proofs.limit import peaks
-from piper.passes.shared_buffers import share_buffers
+from piper.passes.dispatch.shared_buffers import share_buffers
 from piper.plan.local_order import Local
 from piper.plan.memory_use import memory_use
+from piper.plan.report.summary import slot_bytes
 from piper.plan.slots import Slot
-from piper.plan.summary import slot_bytes
 from piper.plan.tasks import Task
 from piper.plan.types import Plan
 from piper.strategies import parallel

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from piper.bodies.codec import decode, encode, load
-from piper.bodies.quick import _FUNCTIONS, _METHODS
+from piper.bodies.files.codec import decode, encode, load
+from piper.bodies.files.quick import _FUNCTIONS, _METHODS
 
 aten = torch.ops.aten
 X, Y, Z = torch.randn(3, 4, 6), torch.randn(4, 6), torch.randn(6, 4)

@@ -20,8 +20,8 @@ from piper.api.job import Job
 from piper.cli.main import main
 from piper.errors import RunError
 from piper.mesh import Mesh
-from piper.runtime.launch import ray_cluster, ray_pool
-from piper.runtime.launch.ray_pool import RayPool
+from piper.runtime.launch.ray import ray_cluster, ray_pool
+from piper.runtime.launch.ray.ray_pool import RayPool
 from piper.training.verify import compare
 from tests.matrix import Cell
 from tests.procs.test_parity import CASES as PARITY

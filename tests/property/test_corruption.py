@@ -17,8 +17,8 @@ import pytest
 from piper.check import compressed, problems
 from piper.check.proofs.limit import peaks
 from piper.errors import PiperError
-from piper.plan.explain import explain
 from piper.plan.holdings import holdings
+from piper.plan.report.explain import explain
 from piper.plan.slots import POOLED, Slot
 from piper.plan.tasks import Comm, Task
 from piper.plan.types import Plan, RankClass, plan_from_json

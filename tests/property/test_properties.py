@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
-from piper.frontend.chunks import cut
+from piper.frontend.cut.chunks import cut
 from piper.mesh import Group, Mesh, Slice
-from piper.passes.waits import waits_of
+from piper.passes.dispatch.waits import waits_of
 
 
 @st.composite

@@ -8,17 +8,17 @@ from typing import Any
 
 from piper.api.job_file import JobFile, job_from_json, job_to_json
 from piper.api.run import Run
-from piper.bodies.body_fit import check_bodies
+from piper.bodies.files.body_fit import check_bodies
 from piper.check import Report, check_plan
 from piper.compiler.driver import Lowered
 from piper.compiler.source import Source
 from piper.errors import Call, PlanError
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
+from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
-from piper.ir.graph_text import graph_to_text
-from piper.plan.diff import diff
-from piper.plan.explain import explain
-from piper.plan.summary import summarize
+from piper.plan.report.diff import diff
+from piper.plan.report.explain import explain
+from piper.plan.report.summary import summarize
 from piper.plan.types import Plan
 from piper.runtime.factory import check_optimizer
 from piper.runtime.launch.launchers import pool_of

@@ -19,15 +19,15 @@ from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
 from piper.errors import PlanError, TraceError
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
-from piper.frontend.capture import Step
-from piper.frontend.stage_choice import StageCut
-from piper.ir.byte_sizes import parse_size
+from piper.frontend.capture.capture import Step
+from piper.frontend.cut.stage_choice import StageCut
+from piper.ir.form.byte_sizes import parse_size
+from piper.ir.form.graph_diff import graph_diff
+from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
-from piper.ir.graph_diff import graph_diff
-from piper.ir.graph_text import graph_to_text
 from piper.ir.history import History, Record
 from piper.ir.well_formed import verify
-from piper.passes.buckets import Bucketed
+from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text
 from piper.plan.types import Optimizer

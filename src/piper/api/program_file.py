@@ -8,11 +8,11 @@ import msgspec
 
 from piper.directives.registry import read_directive
 from piper.errors import PlanError
+from piper.ir.form.graph_frame import check_frame
+from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Graph
-from piper.ir.graph_frame import check_frame
 from piper.ir.history import Record
 from piper.ir.nodes import Chunk
-from piper.ir.serial import decode_versioned
 from piper.ir.well_formed import verify
 
 VERSION = 1

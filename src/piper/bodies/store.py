@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.bodies.body_memory import bytes_inside, refuse_shared_memory
 from piper.bodies.chunk_code import ChunkCode, spec_of
-from piper.bodies.codec import content_hash, encode
-from piper.bodies.codec import load as load
+from piper.bodies.cutting.body_memory import bytes_inside, refuse_shared_memory
+from piper.bodies.cutting.joint import trace_joint
+from piper.bodies.cutting.partition import Half, Recompute, partition
+from piper.bodies.cutting.routed import Routing, bounded, route
+from piper.bodies.cutting.row_wise import refuse_mixed_rows
+from piper.bodies.files.codec import content_hash, encode
+from piper.bodies.files.codec import load as load
 from piper.bodies.flops import operator_flops
-from piper.bodies.joint import trace_joint
-from piper.bodies.partition import Half, Recompute, partition
-from piper.bodies.routed import Routing, bounded, route
-from piper.bodies.row_wise import refuse_mixed_rows
 from piper.ir.tensor_type import TensorType
 from piper.plan.body_spec import BodySpec, ChunkBodies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper.check.peak import CATEGORIES, Peak
-from piper.ir.byte_sizes import show_size
+from piper.ir.form.byte_sizes import show_size
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from piper.check import check_plan
 from piper.cli.plan_file import read_plans
-from piper.ir.byte_sizes import parse_size
+from piper.ir.form.byte_sizes import parse_size
 
 
 def add_parser(commands: Any) -> None:

@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from piper.cli.plan_file import read_plan
-    from piper.plan.diff import diff
+    from piper.plan.report.diff import diff
 
     found = diff(read_plan(arguments.a), read_plan(arguments.b))
     if found:

@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from piper.cli.plan_file import read_plan
-    from piper.plan.explain import explain
+    from piper.plan.report.explain import explain
 
     print(explain(read_plan(arguments.plan), arguments.node))
     return 0

@@ -11,7 +11,7 @@ from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import PiperError
 from piper.passes.lower import PASSES
-from piper.plan.plan_text import plan_to_text
+from piper.plan.report.plan_text import plan_to_text
 
 if TYPE_CHECKING:
     from piper.api.job import Job

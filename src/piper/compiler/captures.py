@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import TraceError
-from piper.frontend.capture import Capture, Recording, Step, alike, finish, record
+from piper.frontend.capture.capture import Capture, Recording, Step, alike, finish, record
 from piper.ir.tensor_type import TensorType
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from piper.bodies.cutting.routed import Routing
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
-from piper.bodies.routed import Routing
 from piper.check import Report, check_plan
 from piper.compiler.fit import fit_types
 from piper.compiler.no_collections import no_collections
@@ -18,18 +18,18 @@ from piper.compiler.source import Cuts, Source
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
 from piper.errors import Call
-from piper.frontend.stage_choice import StageCut
+from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.traced import Traced
+from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
-from piper.ir.graph_text import graph_to_text
 from piper.ir.history import Record
 from piper.ir.layouts import Split
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.mesh import Mesh
-from piper.passes.buckets import Bucketed
 from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
+from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.tasks import Run

@@ -13,14 +13,14 @@ from piper.compiler.captures import Captures
 from piper.errors import TraceError
 from piper.frontend.batch_layouts import batch_layouts
 from piper.frontend.build import build_graph
-from piper.frontend.capture import (
+from piper.frontend.capture.capture import (
     Capture,
     Step,
     alike,
     first_difference,
     plain_name,
 )
-from piper.frontend.stage_choice import StageCut
+from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
 from piper.ir.tensor_type import TensorType

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from piper.compiler.source import Cuts, Source
 from piper.errors import Call, CutError
-from piper.frontend.stage_choice import StageCut, choose_stages
+from piper.frontend.cut.stage_choice import StageCut, choose_stages
 from piper.ir.graph import Graph
 from piper.ir.well_formed import verify
 

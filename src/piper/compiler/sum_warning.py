@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from piper.compiler.source import Source
-from piper.frontend.loss_growth import growing_sum
+from piper.frontend.refuse.loss_growth import growing_sum
 from piper.plan.types import Plan
 
 

@@ -10,7 +10,7 @@ import msgspec
 from piper.errors import AxisError, Call, PlaceError
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node
-from piper.ir.ordering import resolve_orders
+from piper.ir.order.ordering import resolve_orders
 from piper.mesh import Slice
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from piper.directives.owning import axes_of, check_stream, own
 from piper.errors import AxisError, Call
-from piper.ir.byte_sizes import parse_size
 from piper.ir.directive import Selecting, Site
+from piper.ir.form.byte_sizes import parse_size
 from piper.ir.graph import Graph
 from piper.ir.nodes import Owner
 from piper.ir.select import select

@@ -9,13 +9,13 @@ from torch import Tensor, fx
 
 from piper.bodies.chunk_code import ChunkCode, ChunkInput, spec_of
 from piper.errors import TraceError
-from piper.frontend.capture import Capture, source_of, value_of
-from piper.frontend.chunks import cut
-from piper.frontend.mutation import refuse_mutation
-from piper.frontend.pieces import cut_pieces
-from piper.frontend.random_ops import copy_keyed, first_place, random_indexes
-from piper.frontend.regions import assign_regions, free_code
-from piper.frontend.stage_choice import StageCut
+from piper.frontend.capture.capture import Capture, source_of, value_of
+from piper.frontend.capture.random_ops import copy_keyed, first_place, random_indexes
+from piper.frontend.cut.chunks import cut
+from piper.frontend.cut.pieces import cut_pieces
+from piper.frontend.cut.regions import assign_regions, free_code
+from piper.frontend.cut.stage_choice import StageCut
+from piper.frontend.refuse.mutation import refuse_mutation
 from piper.ir.nodes import Tags
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import Role

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import msgspec
 
 from piper.errors import Call, StrategyError
+from piper.ir.form.python_code import call_code, code_of
 from piper.ir.graph import Graph
-from piper.ir.python_code import call_code, code_of
 from piper.ir.select import Selector
 
 if TYPE_CHECKING:

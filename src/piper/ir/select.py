@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from piper.errors import Call, SelectError, did_you_mean, user_source
+from piper.ir.form.python_code import keywords_code
 from piper.ir.nodes import Chunk, Comm, Node
-from piper.ir.python_code import keywords_code
 
 if TYPE_CHECKING:
     from piper.ir.graph import Graph

@@ -7,7 +7,7 @@ from piper.ir.communication import communication
 from piper.ir.graph import Graph
 from piper.ir.layouts import PARTIAL, change_between
 from piper.ir.nodes import Accumulate, Chunk, Comm, Update
-from piper.ir.sorting import find_cycle
+from piper.ir.order.sorting import find_cycle
 
 _GIVEN = ("batch", "key", "param", "buffer", "constant", "flat", "shard")
 _SUMS = ("sum", "gradient")

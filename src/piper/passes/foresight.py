@@ -14,7 +14,7 @@ from piper.ir.layouts import local
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import TensorType
-from piper.passes.bind import GetBodies
+from piper.passes.physical.bind import GetBodies
 from piper.plan.body_spec import BodySpec, ChunkBodies, Ref, RefKind
 
 

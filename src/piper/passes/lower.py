@@ -12,22 +12,22 @@ from typing import NamedTuple
 
 from piper.errors import Call, OrderError, PiperError, PlanError, SplitError, did_you_mean
 from piper.ir.graph import Graph, Stream
-from piper.ir.ordering import resolve_orders
-from piper.ir.sorting import sorted_topologically
+from piper.ir.order.ordering import resolve_orders
+from piper.ir.order.sorting import sorted_topologically
 from piper.ir.well_formed import verify
 from piper.mesh import Group, Slice
-from piper.passes.bind import GetBodies, bind_bodies
-from piper.passes.buckets import Bucketed, make_buckets
-from piper.passes.clip import Clip, measure_norm
-from piper.passes.draft import Draft
-from piper.passes.early_messages import early_messages
-from piper.passes.emit import emit
-from piper.passes.gradients import hold_parameters, reduce_gradients, update_parameters
-from piper.passes.list_schedule import crossed_messages, schedule
-from piper.passes.loss import Divisor, report_loss
-from piper.passes.pace import pace
-from piper.passes.transfers import transfer_values
-from piper.passes.whole import check_whole
+from piper.passes.dispatch.early_messages import early_messages
+from piper.passes.dispatch.emit import emit
+from piper.passes.dispatch.list_schedule import crossed_messages, schedule
+from piper.passes.dispatch.pace import pace
+from piper.passes.physical.bind import GetBodies, bind_bodies
+from piper.passes.physical.buckets import Bucketed, make_buckets
+from piper.passes.physical.clip import Clip, measure_norm
+from piper.passes.physical.draft import Draft
+from piper.passes.physical.gradients import hold_parameters, reduce_gradients, update_parameters
+from piper.passes.physical.loss import Divisor, report_loss
+from piper.passes.physical.transfers import transfer_values
+from piper.passes.physical.whole import check_whole
 from piper.plan.types import Optimizer, RankClass
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from piper.ir.byte_sizes import show_size
+from piper.ir.form.byte_sizes import show_size
 from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.nodes import TRACED, Comm, CommKind

@@ -1,7 +1,7 @@
 """Tasks: what a rank can be asked to do, one type a kind, each with its slots by name.
 
 The runtime's whole vocabulary. `task_kind` adds a kind; how a Worker runs it stands in
-`runtime/worker/handlers.py`, how it comes from a node in `passes/emit.py`.
+`runtime/worker/handlers.py`, how it comes from a node in `passes/dispatch/emit.py`.
 """
 
 from __future__ import annotations

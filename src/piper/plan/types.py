@@ -10,9 +10,9 @@ from typing_extensions import TypeVar
 
 from piper.directives.registry import read_directive
 from piper.errors import PlanError
+from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
 from piper.ir.history import Record
-from piper.ir.serial import decode_versioned
 from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks

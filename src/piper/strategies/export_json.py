@@ -14,7 +14,7 @@ from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
 from piper.directives.split import Split
 from piper.errors import StrategyError
-from piper.ir.byte_sizes import parse_size
+from piper.ir.form.byte_sizes import parse_size
 from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.select import ANY, Selector, where

@@ -12,7 +12,7 @@ from piper.api.job import Job
 from piper.bodies.operators import draws_random
 from piper.bodies.random.keyed import Keyed
 from piper.errors import RunError
-from piper.frontend.random_ops import Draw, draws_of
+from piper.frontend.capture.random_ops import Draw, draws_of
 from piper.plan.keys import key_of
 
 _LEGAL = "random operations in the same order in every step, whatever the step's Python state"

@@ -13,7 +13,7 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
-from piper.frontend.capture import plain_name
+from piper.frontend.capture.capture import plain_name
 from piper.runtime.worker.weights import initial_value
 from piper.training.keyed_reference import eager_step
 

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from piper.bodies.codec import content_hash, decode, load
+from piper.bodies.files.codec import content_hash, decode, load
 from piper.bodies.inductor.disk import cache_folder, lock
 
 Function = Callable[..., Sequence[Tensor]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from piper.check.parties import World
 from piper.check.peak import Peak, peak_of
 from piper.check.problem import Problem, problem
-from piper.ir.byte_sizes import show_size
+from piper.ir.form.byte_sizes import show_size
 
 
 def limit(world: World, memory_limit: int | None) -> Iterator[Problem]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
+from piper.plan.report.summary import slot_bytes
 from piper.plan.slots import POOLED
-from piper.plan.summary import slot_bytes
 from piper.plan.tasks import Comm, Task
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from piper.errors import OutOfMemory, RunError
-from piper.ir.byte_sizes import show_size
+from piper.ir.form.byte_sizes import show_size
 from piper.plan.types import Plan
 from piper.runtime.failure.board import Where
 from piper.runtime.failure.story import Story, ranks_text

@@ -13,7 +13,7 @@ from piper.runtime.launch.in_process import SinglePool
 from piper.runtime.launch.local_pool import LocalPool
 from piper.runtime.launch.loopback_pool import LoopbackPool
 from piper.runtime.launch.pool import Pool
-from piper.runtime.launch.ray_pool import RayPool
+from piper.runtime.launch.ray.ray_pool import RayPool
 from piper.runtime.launch.torchrun import TorchrunPool
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from piper.bodies.codec import load
+from piper.bodies.files.codec import load
 from piper.plan.tasks import Run
 from piper.plan.types import RankPlan
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from piper.bodies.codec import load
+from piper.bodies.files.codec import load
 from piper.plan.holdings import Holding
 from piper.plan.types import ModelTensor
 

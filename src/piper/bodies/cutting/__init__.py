@@ -1,0 +1,1 @@
+"""Chunks through AOTAutograd, cut into forward and backward bodies."""

@@ -1,0 +1,1 @@
+"""Bodies as data: written, read within an allow-list, and run."""

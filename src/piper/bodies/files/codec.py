@@ -1,0 +1,132 @@
+"""FX code as JSON text, so that bodies have a content hash and travel without pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from piper.bodies import (
+    expert_ops as expert_ops,  # bodies may call these operators: register them first
+)
+from piper.bodies.cutting.body_memory import refuse_shared_memory
+from piper.bodies.files.allowed_operators import operator_name, operator_of
+from piper.bodies.files.body_values import (
+    decode_constant,
+    decode_value,
+    encode_constant,
+    encode_value,
+    refuse,
+    shortened,
+)
+from piper.bodies.files.operator_calls import check_call
+from piper.bodies.files.quick import quicken
+from piper.bodies.random import uniform as uniform
+from piper.errors import TraceError
+from piper.files import excess
+from piper.plan.body_spec import content_hash as content_hash
+
+
+def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) -> str:
+    """The text of a graph of placeholders, operator calls, small constants and one output."""
+    constants = constants or {}
+    number: dict[fx.Node, int] = {}
+    lines: list[Any] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            lines.append(["in"])
+        elif node.op == "get_attr":
+            lines.append(["constant", encode_constant(constants[str(node.target)], node)])
+        elif node.op == "output":
+            lines.append(["out", encode_value(node.args[0], number)])
+        else:
+            kwargs = {key: encode_value(value, number) for key, value in node.kwargs.items()}
+            args = [encode_value(arg, number) for arg in node.args]
+            name = operator_name(node.target)
+            if name is None:
+                raise TraceError(f"the operator {node.target} cannot be shipped to workers")
+            lines.append([name, args, kwargs] if kwargs else [name, args])
+        number[node] = len(number)
+    return json.dumps(lines, separators=(",", ":"))
+
+
+def decode(text: str) -> fx.GraphModule:
+    """The module that `encode` was given. Its text is data: nothing of it is evaluated.
+
+    Names in the code that torch makes of the graph are ours, or an operator's and its arguments'.
+    """
+    graph = fx.Graph()
+    root = torch.nn.Module()
+    nodes: list[fx.Node] = []
+    *lines, last = _lines(text)
+    for line in lines:
+        match line:
+            case ["in"]:
+                nodes.append(graph.placeholder(f"a{len(nodes)}"))
+            case ["constant", data]:
+                name = f"c{len(nodes)}"
+                root.register_buffer(name, decode_constant(data))
+                nodes.append(graph.get_attr(name))
+            case [str(operator), [*args]] if operator != "out":
+                nodes.append(_call(graph, operator, args, {}, nodes))
+            case [str(operator), [*args], dict(kwargs)]:
+                nodes.append(_call(graph, operator, args, kwargs, nodes))
+            case _:
+                refuse(f"a line is {shortened(line)}")
+    match last:
+        case ["out", value]:
+            graph.output(_results(decode_value(value, nodes)))
+        case _:
+            refuse(f"the last line is {shortened(last)}")
+    return fx.GraphModule(root, graph)
+
+
+def _lines(text: str) -> list[Any]:
+    problem = excess(text.encode(errors="replace"))
+    if problem:
+        refuse(problem)
+    try:
+        lines = json.loads(text)
+    except ValueError as error:
+        refuse(f"{error}")
+    if not isinstance(lines, list) or not lines:
+        refuse(f"it is {shortened(lines)}")
+    return lines
+
+
+def _call(
+    graph: fx.Graph,
+    name: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    nodes: list[fx.Node],
+) -> fx.Node:
+    target = operator_of(name)
+    values = tuple(decode_value(arg, nodes) for arg in args)
+    named = {key: decode_value(value, nodes) for key, value in kwargs.items()}
+    check_call(name, target, values, named)
+    return graph.call_function(target, values, named)
+
+
+def _results(value: Any) -> Any:
+    """A body gives a row of tensors; a place without one is None."""
+    if not isinstance(value, tuple | list):
+        refuse(f"its results are {shortened(value)}")
+    for item in value:
+        if item is not None and not isinstance(item, fx.Node):
+            refuse(f"a result is {shortened(item)}")
+    return value
+
+
+@lru_cache(maxsize=1024)
+def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function of a body; a pure one, which tasks and workers of a process share."""
+    module = decode(text)
+    refuse_shared_memory(module.graph)
+    quicken(module.graph)
+    module.recompile()
+    return module.forward

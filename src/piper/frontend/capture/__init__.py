@@ -1,0 +1,1 @@
+"""From the user's model and step to one captured graph."""

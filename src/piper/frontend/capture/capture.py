@@ -1,0 +1,414 @@
+"""Capture: the user's model and step in, one flat FX graph with the source of every input out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo import exc
+from torch._dynamo.functional_export import dynamo_graph_capture_for_export
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from piper.bodies.initial import Initializers, recording
+from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
+from piper.errors import Source, TraceError
+from piper.frontend.annotate import reset_values
+from piper.frontend.capture.any_rows import (
+    RowSymbol,
+    at_rows,
+    depends_on_data,
+    leave_rows_open,
+    without_row_inputs,
+)
+from piper.frontend.capture.building import building, cast_parameters
+from piper.frontend.capture.captured_nodes import callee, source_of, value_of
+from piper.frontend.capture.interpret import Facts, interpret
+from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
+from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
+from piper.frontend.refuse.side_effects import TracedEffects, watching_side_effects
+from piper.frontend.refuse.state import Origin, refuse_changed_state
+from piper.ir.tensor_type import TensorType
+
+Step = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The whole step as one graph, for one batch shape."""
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    origins: dict[fx.Node, Origin]
+    model: nn.Module
+    made: dict[str, Tensor]  # parameters and buffers as make_model made them
+    initializers: Initializers = field(repr=False)
+    facts: Facts = field(repr=False)
+    loss: fx.Node
+    count: fx.Node | None
+
+
+_REFUSALS = (exc.TorchDynamoException, exc.UserError)
+_MODES = {
+    "_enter_autocast": ("autocast", "cast the model, or its inputs, to the dtype you want"),
+    "_enter_inference_mode": ("inference_mode", "torch.no_grad()"),
+}
+
+
+class _Whole(nn.Module):
+    def __init__(self, model: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.model = model
+        self.step = step
+
+    def forward(self, batch: Any) -> Any:
+        result = self.step(self.model, batch)
+        if isinstance(result, Tensor):
+            return _scalar(result)
+        if not isinstance(result, tuple | list) or not isinstance(result[0], Tensor):
+            raise TypeError(WRONG_RESULT)
+        # A count may be a number, a buffer or the loss itself; here it becomes a tensor of its own.
+        zero = torch.zeros_like(_scalar(result[0]).detach(), dtype=torch.float64)
+        return _scalar(result[0]), *(zero + _scalar(other) for other in result[1:])
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        value = value.detach() if not value.is_floating_point() else value
+        return value.reshape(()) if value.numel() == 1 else value
+    return value
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step as Dynamo has seen it, before anything is known of its nodes.
+
+    `rows` says for which numbers of samples it was the same; without it, for that of its `inputs`.
+    """
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    origins: dict[fx.Node, Origin]
+    inputs: Sequence[Tensor]
+    model: nn.Module
+    made: dict[str, Tensor]
+    initializers: Initializers
+    effects: TracedEffects
+    training: bool
+    rows: RowSymbol | None
+
+    def holds_at(self, rows: int) -> bool:
+        return self.rows is None or self.rows.covers(rows)
+
+    def types_at(self, rows: int) -> dict[str, TensorType]:
+        """The types of all results at a number of rows, by the names that Values have."""
+        assert self.rows is not None
+        types = {}
+        for node in self.graph.nodes:
+            value = value_of(node)
+            if isinstance(value, Tensor):
+                origin = self.origins.get(node)
+                name = origin.name if origin else f"%{node.name}"
+                dtype = str(value.dtype).removeprefix("torch.")
+                types[name] = TensorType(self.rows.shape(value, rows), dtype)
+        return types
+
+
+def record(
+    make_model: Callable[[], nn.Module],
+    batch: Any,
+    step: Step,
+    *,
+    rows: int,
+    any_rows: bool,
+    dtype: str = "",
+    training: bool = True,
+) -> Recording:
+    """Record `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
+
+    With `any_rows` it holds for other numbers too, where the code allows it. With `dtype`, parameters
+    and the batch's floating-point tensors have it; without `training` the model is in eval() mode.
+    """
+    if isinstance(make_model, nn.Module) or not callable(make_model):
+        raise TraceError(
+            "trace was given a model", legal="a function that makes it: trace(Model, batch, step)"
+        )
+    torch._dynamo.reset()
+    reset_values()
+    mode = FakeTensorMode()
+    # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
+    mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
+    with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
+        model = make_model()
+    refuse_hooks(model)
+    named = (*model.named_parameters(), *model.named_buffers())
+    with mode:
+        fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows, dtype), batch)
+        if dtype:
+            cast_parameters(model, getattr(torch, dtype))
+    if not training:
+        model.eval()
+    for name, tensor in named:
+        if not isinstance(tensor, FakeTensor):
+            raise TraceError(
+                f"{name} is not made inside make_model",
+                legal="create parameters and buffers in the function given to trace",
+            )
+    if any_rows:
+        leave_rows_open(batch_leaves(fake_batch).values())
+    whole = _Whole(model, step)
+    with (
+        _quiet() as said,
+        watching_side_effects() as effects,
+        torch.fx.traceback.preserve_node_meta(),
+        readable_errors(_REFUSALS),
+    ):
+        module = dynamo_graph_capture_for_export(whole)(fake_batch)
+        flat = module._dynamo_bytecode_flatten(fake_batch)
+    warn_of_side_effects(said, effects.lines)
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    constants = _constants(graph, module)
+    _remove_grad_modes(graph)
+    _refuse_data_dependent(graph)
+    flat = without_row_inputs(graph, flat)
+    origins = _origins(graph, flat, _tensor_names(model, fake_batch))
+    leaves = [value_of(node) for node, origin in origins.items() if origin.role == "batch"]
+    made = {plain_name(name): tensor for name, tensor in named}
+    symbol = RowSymbol(leaves, recorded_at=rows) if any_rows else None
+    return Recording(
+        graph, constants, origins, flat, model, made, initializers, effects, training, symbol
+    )
+
+
+def finish(recording: Recording, rows: int) -> Capture:
+    """The recorded step for batches of `rows` samples, with all that is known of its nodes."""
+    graph, origins, inputs = recording.graph, recording.origins, recording.inputs
+    if recording.rows is not None:
+        graph, origins, inputs = _with_rows(recording, rows)
+    loss, count = _loss_and_count(next(iter(reversed(graph.nodes))).args[0])
+    with _quiet():
+        facts = interpret(graph, recording.constants, inputs)
+    refuse_changed_state(origins, facts, recording.model)
+    recording.effects.refuse()
+    if loss not in facts.flowing:
+        raise TraceError("the loss does not depend on any parameter that requires a gradient")
+    if not recording.training:
+        facts.flowing.clear()
+    if count is not None:
+        _refuse_counted_parameters(count, origins, facts)
+    _drop_dead_code(graph, facts)
+    return Capture(
+        graph=graph,
+        constants=recording.constants,
+        origins=origins,
+        model=recording.model,
+        made=recording.made,
+        initializers=recording.initializers,
+        facts=facts,
+        loss=loss,
+        count=count,
+    )
+
+
+def _with_rows(
+    recording: Recording, rows: int
+) -> tuple[fx.Graph, dict[fx.Node, Origin], list[Tensor]]:
+    """The graph at one number of rows, the origins of its inputs, and inputs of that size."""
+    mode = next(tensor.fake_mode for tensor in recording.inputs if hasattr(tensor, "fake_mode"))
+    pairs = list(zip(recording.origins.values(), recording.inputs, strict=True))
+    with mode, _quiet():
+        runs = [[_fresh(tensor, origin, rows) for origin, tensor in pairs] for _ in range(2)]
+        graph, copies = at_rows(recording.graph, recording.constants, runs[0])
+    return graph, {copies[node]: o for node, o in recording.origins.items()}, runs[1]
+
+
+def _fresh(tensor: Tensor, origin: Origin, rows: int) -> Tensor:
+    """An input without the history that a run before may have given it."""
+    if origin.role == "batch":
+        return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _origins(
+    graph: fx.Graph, inputs: Sequence[Tensor], names: dict[int, Origin]
+) -> dict[fx.Node, Origin]:
+    origins = {}
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, tensor in zip(placeholders, inputs, strict=True):
+        if id(tensor) not in names:
+            raise TraceError(
+                f"{node.name} is neither a parameter, a buffer nor part of the batch",
+                legal="register it as a buffer of the model, or put it into the batch",
+            )
+        origins[node] = names[id(tensor)]
+    return origins
+
+
+def _constants(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
+    found = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value: Any = module
+            for word in str(node.target).split("."):
+                value = getattr(value, word)
+            if not isinstance(value, Tensor):
+                user = next(iter(node.users), node)
+                raise TraceError(
+                    f"{callee(user)} is not supported ({source_of(user)})",
+                    legal="plain operators: no torch.utils.checkpoint, no autograd.Function, no "
+                    "control-flow operators",
+                )
+            found[str(node.target)] = value
+    return found
+
+
+def _refuse_data_dependent(graph: fx.Graph) -> None:
+    """Raise where a number or a shape depends on what is in the batch."""
+    for node in graph.nodes:
+        value = value_of(node)
+        if not depends_on_data(value):
+            continue
+        if not tensors_in(value):
+            raise TraceError(
+                f"{callee(node)} takes a number out of a tensor ({source_of(node)})",
+                legal="numbers that depend on data stay tensors: no .item(), .tolist() or float()",
+            )
+        raise TraceError(
+            f"the shape of {callee(node)} depends on data ({source_of(node)})",
+            legal="shapes known from the batch's shape; to count, F.one_hot(i, E).sum(0)",
+        )
+
+
+def _refuse_counted_parameters(
+    count: fx.Node, origins: dict[fx.Node, Origin], facts: Facts
+) -> None:
+    """A count that depends on parameters is a metric: dividing by it would train something else."""
+    stack = [arg for arg in count.args[1:] if isinstance(arg, fx.Node)]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node in origins and origins[node].role == "param":
+            raise TraceError(
+                f"step's count depends on parameter {origins[node].name}",
+                legal="a mean loss alone, or (sum, count) with a count of what the sum is over",
+            )
+        for arg in facts.inputs(node):
+            if arg not in seen:
+                seen.add(arg)
+                stack.append(arg)
+
+
+def _drop_dead_code(graph: fx.Graph, facts: Facts) -> None:
+    """Remove what neither the results nor a change that they see depends on."""
+    stack = [next(iter(reversed(graph.nodes)))]
+    live = set(stack)
+    while stack:
+        for node in facts.inputs(stack.pop()):
+            if node not in live:
+                live.add(node)
+                stack.append(node)
+    for node in reversed(list(graph.nodes)):
+        if node not in live and node.op != "placeholder":
+            graph.erase_node(node)
+
+
+def _fake_leaf(leaf: Tensor, rows: int, dtype: str) -> Tensor:
+    wanted = getattr(torch, dtype) if dtype and leaf.is_floating_point() else leaf.dtype
+    return torch.empty((rows, *leaf.shape[1:]), dtype=wanted)
+
+
+def _tensor_names(model: nn.Module, batch: Any) -> dict[int, Origin]:
+    names = {id(leaf): Origin("batch", name) for name, leaf in batch_leaves(batch).items()}
+    for role, tensors in (("buffer", model.named_buffers()), ("param", model.named_parameters())):
+        names |= {id(tensor): Origin(role, plain_name(name)) for name, tensor in tensors}
+    return names
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without characters that the graph's own names use."""
+    return quote(name, safe="._-")
+
+
+def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
+    results = list(results) if isinstance(results, tuple | list) else [results]
+    if len(results) not in (1, 2) or not all(isinstance(r, fx.Node) for r in results):
+        raise TraceError(
+            f"step returns {len(results)} results", legal="a mean loss, or a pair (sum, count)"
+        )
+    for node in results:
+        if value_of(node).numel() != 1:
+            raise TraceError(
+                f"step returns a tensor of shape {tuple(value_of(node).shape)}",
+                legal="a mean loss, or a pair (sum, count), each with one element",
+            )
+    return results[0], results[1] if len(results) == 2 else None
+
+
+def first_difference(one: Capture, other: Capture) -> Source | None:
+    """The user's line at which two captures of the same code part."""
+    for mine, theirs in zip_longest(one.graph.nodes, other.graph.nodes):
+        if mine is None or theirs is None or _step_of(mine) != _step_of(theirs):
+            found = [source_of(node) for node in (mine, theirs) if node is not None]
+            return next((source for source in found if source), None)
+    return None
+
+
+def alike(one: Capture, other: Capture) -> bool:
+    """Whether two captures have the same nodes in the same places."""
+    pairs = zip_longest(one.graph.nodes, other.graph.nodes)
+    return all(mine and theirs and _step_of(mine) == _step_of(theirs) for mine, theirs in pairs)
+
+
+def _step_of(node: fx.Node) -> tuple[Any, ...]:
+    return node.op, node.target, node.meta.get("custom"), len(node.all_input_nodes)
+
+
+def _remove_grad_modes(graph: fx.Graph) -> None:
+    """Code under no_grad leaves detached, so that a cut can fall anywhere."""
+    enabled = True
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+            graph.erase_node(node)
+        elif getattr(node.target, "__name__", "") in _MODES:
+            mode, legal = _MODES[node.target.__name__]
+            source = source_of(node)
+            raise TraceError(
+                f"{mode} is not supported" + (f" ({source})" if source else ""), legal=legal
+            )
+        elif not enabled and node.op.startswith("call"):
+            # Whatever runs without gradient reads, and changes, aliases that have none.
+            detached = partial(_detached, graph, before=node)
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), detached)
+
+
+def _detached(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
+    if not isinstance(value_of(node), Tensor):
+        return node
+    with graph.inserting_before(before):
+        made = graph.call_method("detach", (node,))
+    made.meta = {**before.meta, "example_value": value_of(node).detach()}
+    return made
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Without torch's warnings and logs about fake tensors; what was said is kept."""
+    log = logging.getLogger("torch")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield said
+    finally:
+        log.setLevel(level)

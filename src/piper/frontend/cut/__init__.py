@@ -1,0 +1,1 @@
+"""Where a captured graph is cut: regions, stages, chunks and pieces."""

@@ -1,0 +1,104 @@
+"""Pieces: chunks and a size for some of them in, finer chunks at the boundaries of modules out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from piper.frontend.capture.capture import Capture, value_of
+from piper.frontend.cut.units import Unit, Units, inseparable
+
+
+@dataclass(frozen=True)
+class Refined:
+    """The chunk of each node, and per chunk the one that it is a piece of."""
+
+    chunk_of: dict[fx.Node, int]
+    whole: tuple[int, ...]
+
+
+def cut_pieces(capture: Capture, chunk_of: dict[fx.Node, int], sizes: Mapping[int, int]) -> Refined:
+    """Cut the chunks in `sizes` so that each piece reads at most so many bytes of parameters.
+
+    A module that is larger is opened; one that cannot be opened has a piece of its own. Pieces hold
+    neighbours of one parent, so that equal layers are cut equally and go on sharing their bodies.
+    Numbered by (chunk, piece), finer chunks stand in a topological order as well.
+    """
+    members: dict[int, list[fx.Node]] = {}
+    for node, chunk in chunk_of.items():
+        members.setdefault(chunk, []).append(node)
+    number: dict[fx.Node, int] = {}
+    whole: list[int] = []
+    for chunk in sorted(members):
+        nodes = members[chunk]
+        starts = _starts(capture, nodes, sizes[chunk]) if chunk in sizes else {0}
+        for position, node in enumerate(nodes):
+            if position in starts:
+                whole.append(chunk)
+            number[node] = len(whole) - 1
+    return Refined({node: number[node] for node in chunk_of}, tuple(whole))
+
+
+def _starts(capture: Capture, nodes: Sequence[fx.Node], size: int) -> set[int]:
+    """Where the pieces of one chunk begin."""
+    packing = _Packing(capture, nodes, size)
+    found = {piece.start for piece in packing.pieces(packing.units.whole)}
+    return (found - inseparable(nodes, capture)) | {0}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    start: int
+    stop: int
+    params: frozenset[fx.Node]
+    open: bool = False  # whether a neighbour may still join
+
+
+class _Packing:
+    def __init__(self, capture: Capture, nodes: Sequence[fx.Node], size: int) -> None:
+        self.units = Units(nodes)
+        self.size = size
+        self.params = [
+            frozenset(
+                arg
+                for arg in node.all_input_nodes
+                if arg in capture.origins and capture.origins[arg].role == "param"
+            )
+            for node in nodes
+        ]
+
+    def pieces(self, unit: Unit) -> list[_Piece]:
+        made = self._piece(unit)
+        inner = self.units.open(unit) if self._bytes(made.params) > self.size else []
+        if not inner:
+            return [made]
+        found: list[_Piece] = []
+        for child in inner:
+            parts = self.pieces(child)
+            # Only whole children join each other: those that were opened differ in level.
+            parts = [replace(piece, open=len(parts) == 1) for piece in parts]
+            for piece in parts:
+                if found and self._fits(found[-1], piece):
+                    before = found.pop()
+                    params = before.params | piece.params
+                    piece = _Piece(before.start, piece.stop, params, before.open and piece.open)
+                found.append(piece)
+        return found
+
+    def _fits(self, before: _Piece, piece: _Piece) -> bool:
+        """Code without parameters goes with its neighbour, as a parent's own code does."""
+        if not before.params or not piece.params:
+            return True
+        together = self._bytes(before.params | piece.params)
+        return before.open and piece.open and together <= self.size
+
+    def _piece(self, unit: Unit) -> _Piece:
+        nothing: frozenset[fx.Node] = frozenset()
+        params = nothing.union(*self.params[unit.start : unit.stop])
+        return _Piece(unit.start, unit.stop, params)
+
+    def _bytes(self, params: frozenset[fx.Node]) -> int:
+        values = [value_of(param) for param in params]
+        return sum(value.numel() * value.element_size() for value in values)

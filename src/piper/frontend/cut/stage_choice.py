@@ -1,0 +1,167 @@
+"""Stages: a Capture without stage tags in, the positions where balanced stages begin out."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from piper.cost.balance import balanced, largest
+from piper.errors import Call, CutError, did_you_mean
+from piper.frontend.capture.capture import Capture
+from piper.frontend.cut.node_costs import node_costs
+from piper.frontend.cut.regions import free_code, is_code, own_tags
+from piper.frontend.cut.units import Unit, Units, crossing_bytes, inseparable
+
+_ALIKE = 0.9  # modules of at least this share of the costliest one are opened with it
+_ENOUGH = 8  # units per stage, from which on no further module is opened
+_WORTH = 1.05  # smaller units must make the largest stage smaller than this
+
+
+@dataclass(frozen=True)
+class StageCut:
+    """Nodes of the trace from the number `starts[i]` on have the tag i; the same at every batch size."""
+
+    tag: str
+    starts: tuple[int, ...]
+
+    def stage_of(self, position: int) -> int:
+        return bisect_right(self.starts, position) - 1
+
+
+def choose_stages(
+    capture: Capture, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call
+) -> StageCut:
+    """Cut at boundaries of modules so that the costliest stage is as cheap as possible.
+
+    Costs are estimated, or given in seconds by module path; then other code costs nothing. Modules
+    are opened as far as that helps, equal ones together.
+    """
+    free = free_code(capture)
+    numbered = [(i, n) for i, n in enumerate(capture.graph.nodes) if is_code(n) and n not in free]
+    nodes = [node for _, node in numbered]
+    estimated = node_costs(capture)
+    per_node = [estimated[node] for node in nodes]
+    units = Units(nodes)
+    if costs is not None:
+        per_node = _given(per_node, units, costs, capture, call)
+    fixed = inseparable(nodes, capture) | _inside_regions(nodes, capture)
+    for narrow in (crossing_bytes(nodes), None):
+        best, count = _best(units, per_node, num, fixed, narrow)
+        if best:
+            return StageCut(tag, (0, *(numbered[start][0] for start in best[1:])))
+    raise CutError(
+        f"the model cannot be cut into {num} stages",
+        call=call,
+        requirement=2,
+        details=[f"it runs through {count} modules that can be cut apart"],
+        legal=f"at most {count}",
+    )
+
+
+def _best(
+    units: Units,
+    per_node: Sequence[float],
+    num: int,
+    fixed: set[int],
+    crossing: Sequence[int] | None,
+) -> tuple[list[int], int]:
+    """Where the best stages begin, if there are so many, and how many there can be."""
+    best: list[int] = []
+    bound = float("inf")
+    count = 1
+    for starts in _levels(units, per_node, num, fixed, crossing):
+        count = len(starts)
+        if count >= num:
+            sums = _sums(per_node, starts)
+            most = largest(sums, num)
+            if not best or most * _WORTH < bound:
+                best, bound = [starts[i] for i in balanced(sums, num)], most
+    return best, count
+
+
+def _levels(
+    units: Units,
+    per_node: Sequence[float],
+    num: int,
+    fixed: set[int],
+    crossing: Sequence[int] | None,
+) -> Iterator[list[int]]:
+    """Ever finer starts: of the modules that can be opened the costliest are, until there are enough.
+
+    No cut inside a module may send more bytes than those around it do: a layer is not cut where its
+    hidden activations are wide.
+    """
+    level = [(units.whole, float("inf"))]  # with the most bytes that a cut inside may send
+    while True:
+        starts = [0, *(unit.start for unit, _ in level[1:] if unit.start not in fixed)]
+        yield starts
+        inner = {unit: units.open(unit) for unit, _ in level}
+        cost = {unit: sum(per_node[unit.start : unit.stop]) for unit, _ in level if inner[unit]}
+        if not cost or len(starts) >= _ENOUGH * num:
+            return
+        least = _ALIKE * max(cost.values())
+        finer: list[tuple[Unit, float]] = []
+        for unit, limit in level:
+            if cost.get(unit, -1.0) < least:
+                finer.append((unit, limit))
+                continue
+            if crossing is not None and unit.start > 0 and unit.stop < len(per_node):
+                limit = min(limit, max(crossing[unit.start], crossing[unit.stop]))
+            finer += [(part, limit) for part in inner[unit]]
+            if crossing is not None:
+                fixed = fixed | {p.start for p in inner[unit][1:] if crossing[p.start] > limit}
+        level = finer
+
+
+def _sums(per_node: Sequence[float], starts: Sequence[int]) -> list[float]:
+    ends = [*starts[1:], len(per_node)]
+    return [sum(per_node[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def _inside_regions(nodes: Sequence[fx.Node], capture: Capture) -> set[int]:
+    """Positions inside of tagged regions, such as experts: those stay in one stage."""
+    spans: dict[tuple[str, int], tuple[int, int]] = {}
+    for position, node in enumerate(nodes):
+        for pair in own_tags(node, capture).items():
+            start, _ = spans.get(pair, (position, position))
+            spans[pair] = (start, position)
+    return {i for start, end in spans.values() for i in range(start + 1, end + 1)}
+
+
+def _given(
+    estimated: Sequence[float],
+    units: Units,
+    costs: Mapping[str, float],
+    capture: Capture,
+    call: Call,
+) -> list[float]:
+    """The user's seconds, shared out over the nodes of each module as their estimates are."""
+    members: dict[str, list[int]] = {path: [] for path in costs}
+    for position, levels in enumerate(units.levels):
+        named = [path for path in levels if path in costs]
+        if len(named) > 1:
+            raise CutError(
+                f"costs name both {named[0]} and {named[1]}, which is inside of it",
+                call=call,
+                legal="costs of modules that lie beside each other",
+            )
+        for path in named:
+            members[path].append(position)
+    found = [0.0] * len(estimated)
+    for path, positions in members.items():
+        if not positions:
+            known = [name for name, _ in capture.model.named_modules() if name]
+            raise CutError(
+                f"costs name {path!r}, but no code runs in such a module"
+                f"{did_you_mean(path, known)}",
+                call=call,
+                legal="paths of modules, as model.named_modules() has them",
+            )
+        total = sum(estimated[i] for i in positions)
+        for i in positions:
+            share = estimated[i] / total if total else 1 / len(positions)
+            found[i] = costs[path] * share
+    return found

@@ -1,0 +1,1 @@
+"""What a step or a model may not do, refused with the user's line."""

@@ -1,0 +1,100 @@
+"""Side effects of traced code, as Dynamo notes them: replaced tensors and hooks are refused.
+
+Dynamo keeps them out of the graph, to replay them after it; no step of a plan replays anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from torch._dynamo.side_effects import SideEffects
+from torch._guards import TracingContext
+
+from piper.errors import Source, TraceError, is_users
+from piper.frontend.refuse.hooks import HOOKS
+from piper.frontend.refuse.state import BUFFERS
+
+_TENSORS = re.compile(r"(?:\.|__dict__\[')(_buffers|_parameters)(?:'\])?$")
+_CHILD = re.compile(r"_modules(?:'\])?\['(.*?)'\]")
+
+
+@dataclass
+class TracedEffects:
+    """Dictionaries of a module's tensors that were written to, hooks, and objects that were changed,
+    each with the user's line."""
+
+    written: list[tuple[Any, Source | None]] = field(default_factory=list)
+    hooks: list[tuple[str, Source | None]] = field(default_factory=list)
+    lines: dict[str, Source] = field(default_factory=dict)  # where each object was changed first
+
+    def note(self, variable: Any) -> None:
+        """Where an object of the user's is changed."""
+        if variable.source is not None and variable.source.name not in self.lines:
+            line = _line()
+            if line is not None:
+                self.lines[variable.source.name] = line
+
+    def refuse(self) -> None:
+        """Raise for a hook, and for a tensor that is another one after the step."""
+        for name, source in self.hooks:
+            raise TraceError(f"the traced code calls {name} ({source})", legal=HOOKS)
+        for variable, source in self.written:
+            for key in _replaced(variable):
+                kind = _TENSORS.search(variable.source.name)
+                assert kind is not None
+                what = "buffer" if kind[1] == "_buffers" else "parameter"
+                # The first child is the user's model, in the module that is traced.
+                path = _CHILD.findall(variable.source.name)[1:]
+                raise TraceError(
+                    f"{what} {'.'.join([*path, key])} is replaced ({source})", legal=BUFFERS
+                )
+
+
+def _replaced(variable: Any) -> list[str]:
+    """The names in a dictionary that stand for other tensors than before; a swap back is none."""
+    before = {key.as_python_constant(): item for key, item in variable.original_items.items()}
+    now = {key.vt.as_python_constant(): item for key, item in variable.items.items()}
+    gone = [key for key in before if key not in now]
+    return gone + [key for key in now if variable.is_new_item(before.get(key), now[key])]
+
+
+@contextlib.contextmanager
+def watching_side_effects() -> Iterator[TracedEffects]:
+    """While Dynamo traces."""
+    effects = TracedEffects()
+    mutation, register_hook = SideEffects.mutation, SideEffects.register_hook
+    store_attr = SideEffects.store_attr
+
+    def watched_mutation(self: SideEffects, var: Any) -> None:
+        effects.note(var)
+        if var.source is not None and _TENSORS.search(var.source.name):
+            effects.written.append((var, _line()))
+        mutation(self, var)
+
+    def watched_store(self: SideEffects, item: Any, *args: Any, **kwargs: Any) -> None:
+        effects.note(item)
+        store_attr(self, item, *args, **kwargs)
+
+    def watched_hook(self: SideEffects, tensor: Any, hook: Any, handle: Any, name: str) -> None:
+        effects.hooks.append((name, _line()))
+        register_hook(self, tensor, hook, handle, name)
+
+    with (
+        patch.object(SideEffects, "mutation", watched_mutation),
+        patch.object(SideEffects, "store_attr", watched_store),
+        patch.object(SideEffects, "register_hook", watched_hook),
+    ):
+        yield effects
+
+
+def _line() -> Source | None:
+    """The innermost line of the user's that Dynamo is tracing."""
+    for frame in reversed(TracingContext.extract_stack()):
+        if is_users(frame.filename):
+            return Source(frame.filename, frame.lineno or 0)
+    return None

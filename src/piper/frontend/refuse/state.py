@@ -1,0 +1,53 @@
+"""State: what a captured step changes of what it is given is refused; no plan would keep it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from torch import fx, nn
+
+from piper.errors import TraceError
+from piper.frontend.capture.captured_nodes import source_of
+from piper.frontend.capture.interpret import Facts
+
+BUFFERS = "no state that forward changes: LayerNorm or GroupNorm for BatchNorm, or model.eval()"
+_LEGAL = {
+    "param": "parameters that the optimizer alone changes",
+    "buffer": BUFFERS,
+    "batch": "write the result to a new tensor: x = x + y instead of x += y",
+}
+_WORDS = {"param": "parameter ", "buffer": "buffer ", "batch": ""}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a placeholder of the captured graph comes from."""
+
+    role: str  # param, buffer or batch
+    name: str
+
+
+def refuse_changed_state(origins: Mapping[fx.Node, Origin], facts: Facts, model: nn.Module) -> None:
+    """Raise at the first node that changes a parameter, a buffer or the batch, whoever reads it then.
+
+    A plan computes a loss and gradients: nothing that is changed lasts until the next step, and dead
+    code, which is what a change looks like that nobody reads, is removed.
+    """
+    given = {memory: origins[node] for node in origins for memory in facts.memory[node]}
+    for node, changes in facts.changes.items():
+        for origin in sorted((given[m] for m in changes if m in given), key=lambda o: o.name):
+            raise TraceError(
+                f"{_described(origin, model)} is changed in place ({source_of(node)})",
+                legal=_LEGAL[origin.role],
+            )
+
+
+def _described(origin: Origin, model: nn.Module) -> str:
+    """`buffer norm.running_mean of BatchNorm1d norm`: a module's own state is not the user's code."""
+    text = f"{_WORDS[origin.role]}{origin.name}"
+    owner, _, _ = unquote(origin.name).rpartition(".")
+    if origin.role == "batch" or not owner:
+        return text
+    return f"{text} of {type(model.get_submodule(owner)).__name__} {owner}"

@@ -1,0 +1,1 @@
+"""Graphs and their parts as text, JSON and code, and what differs between two."""

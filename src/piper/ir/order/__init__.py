@@ -1,0 +1,1 @@
+"""What comes before what: orders, turns and topological facts."""

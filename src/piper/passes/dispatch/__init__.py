@@ -1,0 +1,1 @@
+"""From the physical graph to tasks: their order, slots, waits and buffers."""

@@ -1,0 +1,239 @@
+"""pace: gathers and receives start shortly before the chunk that needs them, whatever the timing.
+
+In: the scheduled graph. Out: the same order of chunks, with a gather of parameters (ZeRO 3) before each
+use, receives held back and reductions of whole buckets (ZeRO 2 and 3) in step with the sums, so that
+memory and waiting communication are bounded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import msgspec
+
+from piper.ir.graph import Graph, OrderEdge
+from piper.ir.layouts import REPLICATED
+from piper.ir.nodes import TRACED, Accumulate, Chunk, Comm, Node
+from piper.ir.tensor_type import TensorType
+from piper.ir.values import Value
+from piper.mesh import Slice
+from piper.passes.physical.buckets import Bucketed
+from piper.passes.physical.relayout import Way, collective, laid
+
+RECEIVE_AHEAD = 2  # chunks before the one that reads what is received
+_REPORTED = ("loss", "count")
+WHOLE_SUMS = 2  # gradients of whole buckets that wait for their reduction at once
+
+
+@dataclass
+class _Gather:
+    """One gather of a bucket: the chunks that use it, and the parameters that they read of it."""
+
+    bucket: int
+    users: list[int]  # positions among the slice's chunks
+    params: dict[str, None] = field(default_factory=dict)
+
+
+def pace(graph: Graph, bucketed: Bucketed) -> Graph:
+    """The graph with gathers added and receives moved; its order stays topological."""
+    pacing = _Pacing(graph, bucketed)
+    for (at, _), receives in pacing.receives.items():
+        pacing.hold_receives(pacing.chunks[at], receives)
+    for at, names in pacing.chunks.items():
+        pacing.add_gathers(at, names)
+    for packs in pacing.packs.values():
+        pacing.bound_sums(packs)
+    pacing.end_with_results()
+    return pacing.graph_in_order()
+
+
+class _Pacing:
+    def __init__(self, graph: Graph, bucketed: Bucketed) -> None:
+        self.graph = graph
+        self.bucketed = bucketed
+        self.changed: dict[str, Node] = {}
+        self.values: dict[str, Value] = dict(graph.values)
+        self.edges: list[OrderEdge] = list(graph.edges)
+        self.ordered = {name for e in graph.edges for name in (e.before, e.after)}  # by the user
+        self.behind: dict[str, list[Node]] = defaultdict(
+            list
+        )  # chunk -> what is dispatched after it
+        self.start: list[Node] = []
+        self.end: list[Node] = []
+        self.moved: set[str] = set()
+        self.chunks: dict[Slice, list[str]] = defaultdict(list)
+        self.receives: dict[tuple[Slice, str], list[Comm]] = defaultdict(list)
+        self.packs: dict[Slice, list[str]] = defaultdict(list)  # where whole buckets are summed
+        self.chunks_before: dict[str, int] = {}  # node -> chunks dispatched before it on its slice
+        for node in graph.nodes.values():
+            assert node.slice is not None
+            self.chunks_before[node.name] = len(self.chunks[node.slice])
+            if isinstance(node, Chunk):
+                self.chunks[node.slice].append(node.name)
+            elif isinstance(node, Comm) and node.comm == "recv":
+                self.receives[node.slice, node.stream].append(node)
+            elif isinstance(node, Accumulate) and self._packs(node):
+                self.packs[node.slice].append(node.name)
+
+    def graph_in_order(self) -> Graph:
+        nodes: dict[str, Node] = {node.name: node for node in self.start}
+        for name, node in self.graph.nodes.items():
+            if name not in self.moved:
+                nodes[name] = self.changed.get(name, node)
+            for follower in self.behind.get(name, ()):
+                nodes[follower.name] = follower
+        nodes |= {node.name: node for node in self.end}
+        return msgspec.structs.replace(
+            self.graph, nodes=nodes, values=self.values, edges=tuple(self.edges)
+        )
+
+    def _dispatch(self, node: Node, chunk: str | None, origin: int) -> None:
+        """Dispatch a node after a chunk, and start it when that is complete."""
+        if chunk is None:
+            self.start.append(node)
+        else:
+            self.behind[chunk].append(node)
+            self.edges.append(OrderEdge(chunk, node.name, origin))
+
+    # What is only reported
+
+    def end_with_results(self) -> None:
+        """A collective that no node of the step reads comes last: it would wait for slower ranks beside
+        chunks, and take room from them."""
+        reported: dict[str, list[Comm]] = defaultdict(list)
+        for node in self.graph.nodes.values():
+            if isinstance(node, Comm) and self.graph.values[node.outputs[0]].role in _REPORTED:
+                reported[node.key].append(node)
+        for nodes in reported.values():  # one collective, on every slice
+            if any(n.name in self.ordered or self.graph.readers.get(n.outputs[0]) for n in nodes):
+                continue
+            for node in nodes:
+                assert node.slice is not None
+                self.moved.add(node.name)
+                self.end.append(node)
+                self.edges.append(OrderEdge(self.chunks[node.slice][-1], node.name, TRACED))
+
+    # Gradients of whole buckets, where only shards stay
+
+    def _packs(self, node: Accumulate) -> bool:
+        value = self.graph.values[node.outputs[0]]
+        return value.role == "sum" and value.bucket >= 0 and self._zero(value.bucket) > 1
+
+    def _zero(self, bucket: int) -> int:
+        return self.bucketed.keeping[bucket].zero
+
+    def bound_sums(self, packs: list[str]) -> None:
+        """Reduce a sum as soon as it is there, and start no further one before that is over; but what
+        the user has ordered stays where it is."""
+        scatters: list[str] = []
+        for name in packs:
+            (scatter,) = self.graph.readers[self.graph.nodes[name].outputs[0]]
+            scatters.append(scatter)
+            if scatter not in self.ordered:
+                self.moved.add(scatter)
+                self.behind[name].append(self.graph.nodes[scatter])
+        for before, pack in zip(scatters, packs[WHOLE_SUMS:], strict=False):
+            if before not in self.ordered:
+                self.edges.append(OrderEdge(before, pack, TRACED))
+
+    # Receives
+
+    def hold_receives(self, names: list[str], receives: list[Comm]) -> None:
+        """Move one stream's receives to shortly before their use; they keep their order."""
+        position = {name: index for index, name in enumerate(names)}
+        places: list[tuple[int, Comm]] = []
+        latest = len(names)
+        for node in reversed(receives):
+            use = self._first_use(node, position)
+            readers = [r for value in node.outputs for r in self.graph.readers.get(value, ())]
+            before = min((self.chunks_before[r] for r in readers), default=0) - 1
+            free = use is not None and node.name not in self.ordered
+            wanted = min(use - RECEIVE_AHEAD - 1, before, latest) if free else -1  # type: ignore[operator]
+            latest = min(latest, max(wanted, self.chunks_before[node.name] - 1))
+            if wanted >= self.chunks_before[node.name]:
+                places.append((wanted, node))
+        for wanted, node in reversed(places):
+            self.moved.add(node.name)
+            self._dispatch(node, names[wanted], node.origin)
+
+    def _first_use(self, node: Comm, position: dict[str, int]) -> int | None:
+        """The first chunk of the slice that needs what is received."""
+        uses, stack, seen = [], list(node.outputs), set(node.outputs)
+        while stack:
+            for reader in self.graph.readers.get(stack.pop(), ()):
+                if reader in position:
+                    uses.append(position[reader])
+                elif self.graph.nodes[reader].slice == node.slice:
+                    fresh = [v for v in self.graph.nodes[reader].outputs if v not in seen]
+                    seen.update(fresh)
+                    stack += fresh
+        return min(uses, default=None)
+
+    # Gathers
+
+    def add_gathers(self, at: Slice, names: list[str]) -> None:
+        """A gather for every use of a bucket that is not kept whole, or for `reuse` uses in a row."""
+        gathers: list[_Gather] = []
+        open_gather: dict[int, _Gather] = {}
+        for index, name in enumerate(names):
+            for bucket, params in self._needed(self.graph.nodes[name]).items():
+                gather = open_gather.get(bucket)
+                if gather is None or len(gather.users) >= self.bucketed.keeping[bucket].reuse:
+                    gather = open_gather[bucket] = _Gather(bucket, [])
+                    gathers.append(gather)
+                gather.users.append(index)
+                gather.params |= dict.fromkeys(params)
+        for number, gather in enumerate(gathers):
+            self._gather(at, names, gather, number, gathers)
+
+    def _needed(self, node: Node) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = defaultdict(list)
+        for name in node.inputs:
+            value = self.graph.values[name]
+            if value.role == "param" and value.of in self.bucketed.of:
+                bucket = self.bucketed.of[value.of]
+                if self._zero(bucket) == 3:
+                    found[bucket].append(name)
+        return found
+
+    def _gather(
+        self, at: Slice, names: list[str], gather: _Gather, number: int, gathers: list[_Gather]
+    ) -> None:
+        bucket = self.bucketed.buckets[gather.bucket]
+        keeping = self.bucketed.keeping[gather.bucket]
+        first = gather.users[0]
+        wait = first - keeping.prefetch - 1
+        # However many buckets a chunk needs, only prefetch + 1 are there for others.
+        if number > keeping.prefetch:
+            over = gathers[number - keeping.prefetch - 1].users[-1]
+            wait = max(wait, over) if over < first else wait
+        name = f"gather.{bucket.name}>{names[first]}"
+        shard = self.values[f"$shard.{bucket.name}@{at}"]
+        whole = Value(
+            f"$gathered.{bucket.name}>{names[first]}",
+            "gathered",
+            TensorType((bucket.size,), bucket.dtype),
+            laid(shard.layout, bucket.over, REPLICATED),
+            slice=at,
+            bucket=gather.bucket,
+        )
+        self.values[whole.name] = whole
+        parts = {param: f"{param}>{names[first]}" for param in gather.params}
+        for param, part in parts.items():
+            self.values[part] = msgspec.structs.replace(
+                self.values[param],
+                name=part,
+                base=whole.name,
+                offset=self.bucketed.offset(self.values[param].of),
+            )
+        for index in gather.users:
+            node = self.changed.get(names[index], self.graph.nodes[names[index]])
+            inputs = tuple(parts.get(value, value) for value in node.inputs)
+            self.changed[names[index]] = msgspec.structs.replace(node, inputs=inputs)
+        tags = self.graph.nodes[names[first]].tags
+        way = Way(name, at, keeping.gather_stream, keeping.origin, tags)
+        comm = collective(self.graph.mesh, shard, whole, way)
+        assert comm is not None
+        comm = msgspec.structs.replace(comm, outputs=(whole.name, *parts.values()))
+        self._dispatch(comm, names[wait] if wait >= 0 else None, TRACED)

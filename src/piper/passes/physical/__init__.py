@@ -1,0 +1,1 @@
+"""From the logical graph to the physical one: bodies, communication, gradients, updates."""

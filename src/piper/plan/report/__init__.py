@@ -1,0 +1,1 @@
+"""Plans in words: text, summary, explanation, difference, volume."""
