@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ _TAKES: dict[str, tuple[type, ...]] = {
 }
 
 
-# Tensors that may be None though the schema of torch 2.11 does not say so.
-_MAY_BE_NONE = {("aten._scaled_dot_product_cudnn_attention_backward.default", "attn_bias")}
+# Backwards of attention take None for these tensors, though their schemas do not say so.
+_ATTENTION = re.compile(r"aten\._scaled_dot_product_\w+_attention_backward\.default")
+_MAY_BE_NONE = ("attn_bias", "cum_seq_q", "cum_seq_k")
 
 
 def check_call(
@@ -64,7 +66,8 @@ def _check_schema(
         given[key] = value
     for argument in arguments:
         if argument.name in given:
-            if given[argument.name] is None and (name, argument.name) in _MAY_BE_NONE:
+            absent = given[argument.name] is None and argument.name in _MAY_BE_NONE
+            if absent and _ATTENTION.fullmatch(name):
                 continue
             if not _fits(given[argument.name], argument.real_type, argument.N):
                 value = shortened(given[argument.name])
