@@ -98,7 +98,7 @@ def _one_device(job: Job, batches: list[dict[str, torch.Tensor]]) -> list[float]
             rows = {key: leaf.chunk(8)[piece].cuda() for key, leaf in batch.items()}
             loss = dense.step(model, rows)
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
             for name, param in model.named_parameters():
                 sums[name] += param.grad
                 param.grad = None
