@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -42,7 +43,8 @@ class Leavings:
         inodes, pids = set(), tuple(self.processes())
         for pid in pids:
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+                with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+                    inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
         return Seen(pids, frozenset(a for a, inode in _listening() if inode in inodes))
 
     def assert_none(self, seen: Seen, *, within: float = 0.0) -> None:

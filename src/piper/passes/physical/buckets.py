@@ -158,7 +158,7 @@ def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]
         )
     whole = [o for o in copying if o not in cutting and sizes[o.axis] > 1]
     first = (cutting or copying or [Owner("", "", "batch", "reduce", node.origin)])[0]
-    prefetch, reuse = _paced(first)
+    prefetch, reuse = _paced(first) if cutting else (1, 1)
     sizes_given = [o.bucket_size for o in copying if o.bucket_size is not None]
     return Keeping(
         over=_ordered(mesh.names, {o.axis for o in cutting}),
