@@ -12,12 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import piper
-from piper import Schedule, where
 from piper.errors import RunError
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
 from tests.loopback.programs import GM, Sharded, Two, check, mean_square, random_batch, two
-from tests.zoo import program_of
 
 
 def test_changes_in_place_pass_gradients_on() -> None:
@@ -493,17 +491,3 @@ def test_a_reduction_that_an_order_names_stays_where_it_is() -> None:
         s.order([piper.where(PP=0, MB=3, phase="B"), late])
 
     check(two(lambda self, x: self.run_stages(lambda: self.a(x), self.b)), strategy=strategy)
-
-
-def test_axes_of_one_rank_say_nothing_about_how_a_parameter_is_kept() -> None:
-    """Regions that share a parameter name the same axes in another order, with options of ZeRO 3."""
-
-    def strategy(s: Schedule) -> None:
-        s.mesh(ep=1, dp=1)
-        s.replicate(where(PP=0), over="dp")
-        s.replicate(where(PP=1), over="ep", zero=3, prefetch=2)
-        s.replicate(where(PP=1), over="dp")
-        s.replicate(where(PP=0), over="ep", zero=3, prefetch=2)
-
-    job = program_of("tied").apply(strategy).lower()
-    assert not job.graph.comms

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import piper
+from piper import Schedule, where
 from piper.errors import PlanError
 from piper.ir.layouts import (
     PARTIAL,
@@ -152,3 +153,18 @@ def test_only_relayout_makes_communication() -> None:
         ):
             makers.add(path.relative_to(package).as_posix())
     assert makers == {"passes/physical/relayout.py"}
+
+
+@pytest.mark.xdist_group("tied")
+def test_axes_of_one_rank_say_nothing_about_how_a_parameter_is_kept() -> None:
+    """Regions that share a parameter name the same axes in another order, with options of ZeRO 3."""
+
+    def strategy(s: Schedule) -> None:
+        s.mesh(ep=1, dp=1)
+        s.replicate(where(PP=0), over="dp")
+        s.replicate(where(PP=1), over="ep", zero=3, prefetch=2)
+        s.replicate(where(PP=1), over="dp")
+        s.replicate(where(PP=0), over="ep", zero=3, prefetch=2)
+
+    job = program_of("tied").apply(strategy).lower()
+    assert not job.graph.comms
