@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from piper.check.parties import Party, World
-from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
+from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.slots import FILLED, STAYING, Slot
 from piper.plan.tasks import Run, Settle, Update
@@ -132,7 +132,7 @@ class _Ledger:
 def slot_bytes(slot: Slot) -> int:
     if slot.kind == "host":
         return 0
-    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes
+    return slot.type.bound_nbytes
 
 
 def state_bytes(slot: Slot, optimizer: Optimizer) -> int:
