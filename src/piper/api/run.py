@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from piper.api.advice import with_advice
 from piper.bodies.leaves import batch_leaves
 from piper.errors import OutOfMemory, RunError
+from piper.plan.holdings import What
 from piper.plan.types import Plan
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.reading import Data
@@ -148,6 +149,10 @@ class Run:
         """All parameters, whole."""
         return whole_tensors(self.plan, "param", self._open().tensors("param"))
 
+    def buffers(self) -> dict[str, Tensor]:
+        """All buffers that the program reads or changes, whole."""
+        return whole_tensors(self.plan, "buffer", self._open().tensors("buffer"))
+
     def masters(self) -> dict[str, Tensor]:
         """All trained parameters, whole, in the dtype in which they are stepped."""
         return whole_tensors(self.plan, "master", self._open().tensors("master"))
@@ -162,8 +167,10 @@ class Run:
         return whole_state(self.plan, self.workers.tensors("state"))
 
     def differing_replicas(self) -> list[str]:
-        """Names of parameters whose copies are not bit-equal; empty is right."""
-        return differing_copies(self.plan, "param", self._open().tensors("param"))
+        """Names of parameters and buffers whose copies are not bit-equal; empty is right."""
+        kinds: tuple[What, ...] = ("param", "buffer")
+        found = (differing_copies(self.plan, what, self._open().tensors(what)) for what in kinds)
+        return [name for names in found for name in names]
 
     def close(self) -> None:
         self.closed = True

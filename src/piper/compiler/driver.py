@@ -32,7 +32,7 @@ from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
-from piper.plan.tasks import Run
+from piper.plan.tasks import Calling, Run
 from piper.plan.types import Optimizer, Plan, RankClass
 
 
@@ -142,7 +142,11 @@ def _started(
         routing = Routing(size, form.counts, form.rows) if form else None
         code = traced.chunks[node.chunk].code
         chunk_bodies = source.bodies.chunk(
-            code, device=device, routing=routing, recompute=node.recompute
+            code,
+            device=device,
+            routing=routing,
+            recompute=node.recompute,
+            data_ranks=logical.mesh.size_of(data_axes(logical)),
         )
         flops.update((body.hash, body.flops) for body in chunk_bodies.by_phase.values())
         for (
@@ -176,7 +180,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         )
         for name, tensor in source.tensors.items()
     }
-    used = {t.body for rank_class in classes for t in rank_class.tasks if isinstance(t, Run)}
+    used = {t.body for rank_class in classes for t in rank_class.tasks if isinstance(t, Calling)}
     used |= {tensor.init for tensor in tensors.values()}
     plan = Plan(
         mesh=logical.mesh,

@@ -35,6 +35,8 @@ from piper.frontend.capture.fixed_shapes import fixed_shapes
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
+from piper.frontend.capture.state_parts import StatePart, changed_buffers, take_state
+from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 from piper.frontend.refuse.side_effects import TracedEffects, watching_side_effects
@@ -55,6 +57,7 @@ class Capture:
     made: dict[str, Tensor]  # parameters and buffers as make_model made them
     initializers: Initializers = field(repr=False)
     facts: Facts = field(repr=False)
+    state: tuple[StatePart, ...]  # what gives buffers their next content
     loss: fx.Node
     count: fx.Node | None
 
@@ -185,6 +188,7 @@ def record(
     constants = _constants(graph, module)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
+    separate_statistics(graph)
     flat = without_row_inputs(graph, flat)
     origins = _origins(graph, flat, _tensor_names(model, fake_batch))
     leaves = [value_of(node) for node, origin in origins.items() if origin.role == "batch"]
@@ -203,7 +207,13 @@ def finish(recording: Recording, rows: int) -> Capture:
     loss, count = _loss_and_count(next(iter(reversed(graph.nodes))).args[0])
     with _quiet():
         facts = interpret(graph, recording.constants, inputs)
-    refuse_changed_state(origins, facts, recording.model)
+    state: tuple[StatePart, ...] = ()
+    buffers = changed_buffers(origins, facts) if recording.training else []
+    refuse_changed_state(origins, facts, recording.model, kept=buffers)
+    if buffers:
+        results = next(iter(reversed(graph.nodes))).all_input_nodes
+        state = take_state(graph, buffers, facts, results)
+        facts = _interpret_again(recording, graph, rows)
     recording.effects.refuse()
     if loss not in facts.flowing:
         raise TraceError("the loss does not depend on any parameter that requires a gradient")
@@ -211,7 +221,7 @@ def finish(recording: Recording, rows: int) -> Capture:
         facts.flowing.clear()
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
-    _drop_dead_code(graph, facts)
+    _drop_dead_code(graph, facts, {node for part in state for node in part.given})
     return Capture(
         graph=graph,
         constants=recording.constants,
@@ -220,6 +230,7 @@ def finish(recording: Recording, rows: int) -> Capture:
         made=recording.made,
         initializers=recording.initializers,
         facts=facts,
+        state=state,
         loss=loss,
         count=count,
     )
@@ -235,6 +246,15 @@ def _with_rows(
         runs = [[_fresh(tensor, origin, rows) for origin, tensor in pairs] for _ in range(2)]
         graph, copies = at_rows(recording.graph, recording.constants, runs[0])
     return graph, {copies[node]: o for node, o in recording.origins.items()}, runs[1]
+
+
+def _interpret_again(recording: Recording, graph: fx.Graph, rows: int) -> Facts:
+    """The facts of a graph that was changed since, on inputs that no run has touched."""
+    mode = next(tensor.fake_mode for tensor in recording.inputs if hasattr(tensor, "fake_mode"))
+    pairs = zip(recording.origins.values(), recording.inputs, strict=True)
+    with mode, _quiet():
+        inputs = [_fresh(tensor, origin, rows) for origin, tensor in pairs]
+        return interpret(graph, recording.constants, inputs)
 
 
 def _fresh(tensor: Tensor, origin: Origin, rows: int) -> Tensor:
@@ -313,9 +333,10 @@ def _refuse_counted_parameters(
                 stack.append(arg)
 
 
-def _drop_dead_code(graph: fx.Graph, facts: Facts) -> None:
-    """Remove what neither the results nor a change that they see depends on."""
-    stack = [next(iter(reversed(graph.nodes)))]
+def _drop_dead_code(graph: fx.Graph, facts: Facts, given: set[fx.Node]) -> None:
+    """Remove what neither the results, nor what is given to state, nor a change that they see depends
+    on."""
+    stack = [next(iter(reversed(graph.nodes))), *given]
     live = set(stack)
     while stack:
         for node in facts.inputs(stack.pop()):
