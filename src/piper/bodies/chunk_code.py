@@ -17,12 +17,15 @@ from piper.ir.tensor_type import TensorType
 
 @dataclass(frozen=True)
 class ChunkInput:
-    """One input of a chunk: `param` marks parameters, `grad` that its gradient is wanted."""
+    """One input of a chunk: `param` marks parameters and buffers that stay the same during a step,
+    `carried` buffers that each microbatch changes for the next one, `grad` that its gradient is wanted.
+    """
 
     spec: TensorType
     param: bool
     requires_grad: bool
     grad: bool
+    carried: bool = False
 
 
 @dataclass(frozen=True)

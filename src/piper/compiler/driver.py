@@ -15,6 +15,7 @@ from piper.check import Report, check_plan
 from piper.compiler.fit import fit_types
 from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Cuts, Source
+from piper.compiler.state_limits import check_state
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
 from piper.errors import Call
@@ -135,6 +136,7 @@ def _started(
         dtype=settings.dtype, training=trained is None, cut=scheduled.stages
     )
     logical, traced = refine(scheduled, source)
+    check_state(logical, traced, scheduled.calls)
     flops: dict[str, float] = {}
     inside: dict[str, int] = {}
 

@@ -193,7 +193,8 @@ class Source:
         for name, code in capture.initializers.bodies(wanted).items():
             init = self.bodies.add(code.graph, code.constants)
             spec = used[name].spec
-            tensors[name] = ModelTensor(spec, init, code.keys)
+            changes = name in traced.changed
+            tensors[name] = ModelTensor(spec, init, code.keys, changes=changes)
         return tensors
 
 

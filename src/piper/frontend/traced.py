@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from piper.bodies.chunk_code import ChunkCode, ChunkInput, spec_of
 from piper.errors import TraceError
 from piper.frontend.capture.capture import Capture, source_of, value_of
+from piper.frontend.capture.captured_nodes import numbered
 from piper.frontend.capture.random_ops import copy_keyed, first_place, random_indexes
 from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.cut.chunks import cut
@@ -82,7 +83,7 @@ def cut_program(
     if cut_at is None:
         regions = assign_regions(capture, stages=stages)
     else:
-        stage_of = {n: cut_at.stage_of(i) for i, n in enumerate(capture.graph.nodes)}
+        stage_of = {n: cut_at.stage_of(i) for n, i in numbered(capture.graph).items()}
         regions = assign_regions(capture, stages=cut_at.tag, stage_of=stage_of)
     free = free_code(capture)
     code = [node for node in regions if node not in free]
@@ -139,16 +140,16 @@ class _Cutter:
                 )
             )
         count = self.capture.count
-        state = self.capture.state
+        parts = self.capture.state
         return Traced(
             tuple(chunks),
             values,
             self.name(self.capture.loss),
             self.name(count) if count else "",
-            changed=frozenset(self.name(b) for part in state for b in part.buffers),
+            changed=frozenset(self.name(b) for part in parts for b in part.buffers),
             carried={
                 self.name(b): str(source_of(part.given[0]))
-                for part in state
+                for part in parts
                 for b in part.buffers
                 if part.carried
             },
@@ -281,7 +282,10 @@ class _Cutter:
         )
         spec = spec_of(value_of(node))
         param = origin is not None and origin.role in ("param", "buffer")
-        return ChunkInput(spec, param=param, requires_grad=grad, grad=grad)
+        carried = any(part.carried and node in part.buffers for part in self.capture.state)
+        return ChunkInput(
+            spec, param=param and not carried, requires_grad=grad, grad=grad, carried=carried
+        )
 
     def _flows_out(self, index: int, node: fx.Node) -> bool:
         return any(
@@ -292,6 +296,7 @@ class _Cutter:
 def _batched(capture: Capture, random: Mapping[fx.Node, int]) -> set[fx.Node]:
     """Nodes whose results differ between microbatches."""
     batched = set(random) | {n for n, o in capture.origins.items() if o.role == "batch"}
+    batched |= {node for part in capture.state if part.carried for node in part.buffers}
     for node in capture.graph.nodes:
         if any(arg in batched for arg in capture.facts.inputs_with_changers(node)):
             batched.add(node)

@@ -30,12 +30,18 @@ from piper.frontend.capture.any_rows import (
     without_row_inputs,
 )
 from piper.frontend.capture.building import building, cast_parameters
-from piper.frontend.capture.captured_nodes import callee, source_of, value_of
+from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
 from piper.frontend.capture.fixed_shapes import fixed_shapes
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
-from piper.frontend.capture.state_parts import StatePart, changed_buffers, take_state
+from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
+from piper.frontend.capture.state_parts import (
+    StatePart,
+    changed_buffers,
+    mark_state,
+    take_state,
+)
 from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
@@ -175,6 +181,7 @@ def record(
     with (
         _quiet() as said,
         watching_side_effects() as effects,
+        noting_replacements(),
         grouped_experts(model),
         fixed_shapes(),
         torch.fx.traceback.preserve_node_meta(),
@@ -186,6 +193,7 @@ def record(
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     constants = _constants(graph, module)
+    store_replacements(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
     separate_statistics(graph)
@@ -214,6 +222,7 @@ def finish(recording: Recording, rows: int) -> Capture:
         results = next(iter(reversed(graph.nodes))).all_input_nodes
         state = take_state(graph, buffers, facts, results)
         facts = _interpret_again(recording, graph, rows)
+        mark_state(graph, facts, results)
     recording.effects.refuse()
     if loss not in facts.flowing:
         raise TraceError("the loss does not depend on any parameter that requires a gradient")
@@ -221,7 +230,7 @@ def finish(recording: Recording, rows: int) -> Capture:
         facts.flowing.clear()
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
-    _drop_dead_code(graph, facts, {node for part in state for node in part.given})
+    _drop_dead_code(graph, facts, [node for part in state for node in part.given])
     return Capture(
         graph=graph,
         constants=recording.constants,
@@ -333,10 +342,12 @@ def _refuse_counted_parameters(
                 stack.append(arg)
 
 
-def _drop_dead_code(graph: fx.Graph, facts: Facts, given: set[fx.Node]) -> None:
-    """Remove what neither the results, nor what is given to state, nor a change that they see depends
-    on."""
-    stack = [next(iter(reversed(graph.nodes))), *given]
+def _drop_dead_code(graph: fx.Graph, facts: Facts, given: Sequence[fx.Node]) -> None:
+    """Remove what neither the results nor what is `given` to state in the end depends on, nor a change
+    that they see."""
+    memory = {memory for node in given for memory in facts.memory[node]}
+    changers = [node for node, changes in facts.changes.items() if changes & memory]
+    stack = [next(iter(reversed(graph.nodes))), *given, *changers]
     live = set(stack)
     while stack:
         for node in facts.inputs(stack.pop()):
@@ -382,7 +393,7 @@ def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
 
 def first_difference(one: Capture, other: Capture) -> Source | None:
     """The user's line at which two captures of the same code part."""
-    for mine, theirs in zip_longest(one.graph.nodes, other.graph.nodes):
+    for mine, theirs in zip_longest(plain_code(one.graph), plain_code(other.graph)):
         if mine is None or theirs is None or _step_of(mine) != _step_of(theirs):
             found = [source_of(node) for node in (mine, theirs) if node is not None]
             return next((source for source in found if source), None)
@@ -390,8 +401,8 @@ def first_difference(one: Capture, other: Capture) -> Source | None:
 
 
 def alike(one: Capture, other: Capture) -> bool:
-    """Whether two captures have the same nodes in the same places."""
-    pairs = zip_longest(one.graph.nodes, other.graph.nodes)
+    """Whether two captures have the same plain code in the same places."""
+    pairs = zip_longest(plain_code(one.graph), plain_code(other.graph))
     return all(mine and theirs and _step_of(mine) == _step_of(theirs) for mine, theirs in pairs)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import callee, source_of, value_of
+from piper.frontend.capture.captured_nodes import OF_STATE, callee, source_of, value_of
 from piper.frontend.capture.interpret import Facts
 from piper.frontend.refuse.state import Origin
 
@@ -48,6 +48,14 @@ def take_state(
     folded = [buffer for buffer in buffers if buffer not in live]
     parts = [_take(graph, part, facts) for part in _related(graph, folded, facts)]
     return (*parts, *(_carry(graph, buffer) for buffer in carried))
+
+
+def mark_state(graph: fx.Graph, facts: Facts, results: Iterable[fx.Node]) -> None:
+    """Mark the code that no result depends on: state alone needs it."""
+    live = _reached(results, facts)
+    for node in graph.nodes:
+        if node not in live:
+            node.meta[OF_STATE] = True
 
 
 def _reached(results: Iterable[fx.Node], facts: Facts) -> set[fx.Node]:
@@ -84,6 +92,7 @@ def _take(graph: fx.Graph, members: dict[fx.Node, None], facts: Facts) -> StateP
     part = fx.Graph()
     copies = {node: part.placeholder(node.name) for node in buffers}
     given: list[fx.Node] = []
+    fixed = _fixed(graph, facts)
     for node in moved:
         if node in facts.random:
             raise TraceError(
@@ -91,17 +100,31 @@ def _take(graph: fx.Graph, members: dict[fx.Node, None], facts: Facts) -> StateP
                 legal="numbers drawn in make_model, or state that depends on data alone",
             )
         for arg in node.all_input_nodes:
-            if arg not in members and arg not in given:
+            if arg not in members and arg not in copies and arg not in fixed:
                 given.append(_final(graph, arg, node, facts))
                 copies[arg] = part.placeholder(arg.name)
     # A graph's inputs come before its code; copies of buffers are what the code changes.
     copies |= {node: part.call_method("clone", (copies[node],)) for node in buffers}
-    for node in moved:
-        copies[node] = part.node_copy(node, copies.__getitem__)
+    needed = (_reached(moved, facts) & fixed) | set(moved)
+    for node in graph.nodes:
+        if node in needed:
+            copies[node] = part.node_copy(node, copies.__getitem__)
     part.output(tuple(copies[node] for node in buffers))
     for node in reversed(moved):
         graph.erase_node(node)
     return StatePart(tuple(buffers), tuple(given), part, carried=False)
+
+
+def _fixed(graph: fx.Graph, facts: Facts) -> set[fx.Node]:
+    """Code that depends on nothing that a step is given, and that nothing changes."""
+    changed = {memory for changes in facts.changes.values() for memory in changes}
+    fixed: set[fx.Node] = set()
+    for node in graph.nodes:
+        plain = node.op in ("call_function", "call_method", "get_attr")
+        alone = plain and node not in facts.random and not facts.memory[node] & changed
+        if alone and fixed.issuperset(node.all_input_nodes):
+            fixed.add(node)
+    return fixed
 
 
 def _final(graph: fx.Graph, node: fx.Node, reader: fx.Node, facts: Facts) -> fx.Node:
@@ -121,7 +144,12 @@ def _final(graph: fx.Graph, node: fx.Node, reader: fx.Node, facts: Facts) -> fx.
                 f"({source_of(other)})",
                 legal="write the result to a new tensor: x = x + y instead of x += y",
             )
-    return node
+    if node.op != "placeholder":
+        return node
+    with graph.inserting_before(reader):
+        copy = graph.call_method("clone", (node,))
+    copy.meta = {**reader.meta, "example_value": value_of(node)}
+    return copy
 
 
 def _carry(graph: fx.Graph, buffer: fx.Node) -> StatePart:
@@ -129,7 +157,7 @@ def _carry(graph: fx.Graph, buffer: fx.Node) -> StatePart:
     first = next(node for node in graph.nodes if buffer in node.all_input_nodes)
     with graph.inserting_before(first):
         copy = graph.call_method("clone", (buffer,))
-    copy.meta = {**first.meta, "example_value": value_of(buffer)}
+    copy.meta = {**first.meta, "example_value": value_of(buffer), OF_STATE: True}
     buffer.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     part = fx.Graph()
     part.placeholder(buffer.name)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from piper.frontend.capture.captured_nodes import value_of
+from piper.frontend.capture.captured_nodes import OF_STATE, value_of
 
 # The functions, each with the argument that says whether it changes its running values.
 NORMS: dict[Any, str] = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}
@@ -43,7 +43,7 @@ def _zeros(graph: fx.Graph, norm: fx.Node, like: fx.Node) -> fx.Node:
     value: Tensor = value_of(like)
     with graph.inserting_before(norm):
         made = graph.call_function(torch.zeros, (tuple(value.shape),), {"dtype": value.dtype})
-    made.meta = {**norm.meta, "example_value": value}
+    made.meta = {**norm.meta, "example_value": value, OF_STATE: True}
     return made
 
 

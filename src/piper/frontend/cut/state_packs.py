@@ -1,4 +1,4 @@
-"""Packs: what a chunk leaves for its state, as few flat tensors; and the state's code that takes them."""
+"""Packs: what a chunk leaves for its state, in few flat tensors; and how the state takes them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""State: what forwards leave for buffers in; Folds that change the buffers, one microbatch after the other,
-out. What other data ranks leave is gathered first, so that all of them fold the same."""
+"""State: what forwards leave for buffers in; Folds, one microbatch after the other, out.
+
+What the data ranks leave is gathered first, so that all of them fold the same.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +62,7 @@ class StateChain:
         )
         owner = next(iter(node.owners), None)
         stream, origin = (owner.stream, owner.origin) if owner else (node.stream, TRACED)
+        assert node.slice is not None
         way = Way(f"gather>{statistic}", node.slice, stream, origin, node.tags)
         comm = collective(self.draft.logical.mesh, made, read, way)
         if comm is None:
