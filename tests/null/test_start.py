@@ -5,14 +5,15 @@ import sys
 
 WORKER = """
 import sys, torch
-from piper.plan.types import Optimizer
+from piper.plan.types import ParamGroup
 from piper.runtime.launch.member import Member
-from piper.runtime.worker.update import Updater
+from piper.runtime.worker.update import Piece, Updater
 
 Member(0)
 param = torch.ones(2)
 with torch.no_grad():
-    Updater(Optimizer("AdamW", {"lr": 0.5}), [param], [None]).step([torch.ones(2)], 1.0)
+    groups, pieces = [ParamGroup("AdamW", {"lr": 0.5})], [Piece(0, 0, 0, 2)]
+    Updater(groups, [param], [None], pieces).step([torch.ones(2)], 1.0)
 assert param[0] < 1, param
 print("torch._dynamo" in sys.modules)
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +101,9 @@ class Run:
         self._fetched[name] = self._fetched[name] or workers.fetch(name)
         return self._fetched[name]
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """From the next step on, optimizers have these values, such as {"lr": 3e-4}."""
+    def set_options(self, options: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """From the next step on, all parameter groups have these values, such as {"lr": 3e-4}, or each
+        its own, in the order of `plan.param_groups`."""
         self._open().set_options(options)
 
     def memory(self) -> list[dict[str, int]]:

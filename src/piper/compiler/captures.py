@@ -28,6 +28,7 @@ class Captures:
         batch_size: int,
         dtype: str,
         training: bool,
+        frozen: frozenset[str],
     ) -> None:
         self.make_model = make_model
         self.batch = batch
@@ -35,6 +36,7 @@ class Captures:
         self.batch_size = batch_size
         self.dtype = dtype
         self.training = training
+        self.frozen = frozen
         self._by_rows: dict[int, Capture] = {}
         self._open: Recording | None = None  # with a symbolic number of rows
         self._tried = False
@@ -96,6 +98,7 @@ class Captures:
             any_rows=any_rows,
             dtype=self.dtype,
             training=self.training,
+            frozen=self.frozen,
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -17,7 +18,7 @@ from piper.mesh import Mesh
 from piper.plan.optimizers import StateForm, state_pieces
 from piper.plan.slots import Slot
 from piper.plan.tasks import Update
-from piper.plan.types import Bucket, ModelTensor, Plan, RankPlan, bind
+from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankPlan, bind
 
 What = Literal["param", "buffer", "grad", "master", "state"]
 
@@ -117,8 +118,15 @@ class _Held:
     def _stepped(self, index: int) -> Iterator[Holding]:
         for held in self.slot(index):
             yield msgspec.structs.replace(held, what="master")
-            for name, form in state_pieces(self.plan.optimizer, held.box.size):
+            for name, form in state_pieces(self._groups[held.tensor], held.box.size):
                 yield msgspec.structs.replace(held, what="state", state=name, form=form)
+
+    @cached_property
+    def _groups(self) -> dict[str, ParamGroup]:
+        """Trained parameter -> its parameter group."""
+        groups = self.plan.param_groups
+        trained = [bucket for bucket in self.plan.buckets if bucket.trained]
+        return {p: groups[b.group_of(i)] for b in trained for i, p in enumerate(b.params)}
 
     def _box(self, name: str) -> Box:
         return box_of(self.plan.tensors[name], self.plan.mesh, self.me.coordinates)

@@ -131,11 +131,13 @@ def record(
     any_rows: bool,
     dtype: str = "",
     training: bool = True,
+    frozen: frozenset[str] = frozenset(),
 ) -> Recording:
     """Record `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
 
     With `any_rows` it holds for other numbers too, where the code allows it. With `dtype`, parameters
-    and the batch's floating-point tensors have it; without `training` the model is in eval() mode.
+    and the batch's floating-point tensors have it; without `training` the model is in eval() mode;
+    `frozen` parameters get no gradient.
     """
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise TraceError(
@@ -154,6 +156,9 @@ def record(
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows, dtype), batch)
         if dtype:
             cast_parameters(model, getattr(torch, dtype))
+    for name, param in model.named_parameters():
+        if plain_name(name) in frozen:
+            param.requires_grad_(False)
     if not training:
         model.eval()
     for name, tensor in named:

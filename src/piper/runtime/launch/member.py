@@ -15,12 +15,12 @@ from torch import Tensor
 
 from piper.errors import PiperError
 from piper.plan.types import Plan, plan_from_json
-from piper.runtime.factory import spare_compiler
 from piper.runtime.failure.board import Board, begin, clear, end
 from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.reading import Reader, function_of
 from piper.runtime.launch.shares import Share
 from piper.runtime.order.host_order import PeerError
+from piper.runtime.torch_optimizers import spare_compiler
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.transport import Transport

@@ -68,9 +68,12 @@ def optimizer_tensors(worker: Worker, buckets: Iterable[int] | None = None) -> l
     found: list[Tensor] = []
     for bucket, updater in worker.updaters.items():
         if buckets is None or bucket in buckets:
-            found += [master.detach() for master in updater.masters]
-            states: Any = updater.optimizer.state.values()
-            found += [t for s in states for t in s.values() if isinstance(t, Tensor) and t.dim()]
+            found += updater.masters
+            for optimizer in updater.optimizers.values():
+                states: Any = optimizer.state.values()
+                found += [
+                    t for s in states for t in s.values() if isinstance(t, Tensor) and t.dim()
+                ]
     return found
 
 
