@@ -14,6 +14,7 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
+from piper.ir.tensor_type import TensorType
 from piper.mesh import Mesh, Slice
 from piper.plan.holdings import holdings
 from piper.plan.optimizers import KNOWN, state_pieces, state_size
@@ -118,8 +119,8 @@ def _plan_of_boxes(job: Job) -> Plan:
         trained=False,
     )
     slots = (
-        Slot("$shard", "shard", (16,), "float64", bucket=0),
-        Slot("router.bias", "param", (4,), "float64", source="router.bias"),
+        Slot("$shard", "shard", TensorType((16,), "float64"), bucket=0),
+        Slot("router.bias", "param", TensorType((4,), "float64"), source="router.bias"),
     )
     part: RankClass = RankClass(Slice(()), slots, (), {})
     changes: dict[str, Any] = {"mesh": mesh, "classes": (part,), "tensors": tensors, "groups": ()}

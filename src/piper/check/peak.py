@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from piper.check.parties import Party, World
-from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
+from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
 from piper.plan.group_runs import runs_within
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.slots import FILLED, STAYING, Slot
@@ -133,7 +133,7 @@ class _Ledger:
 def slot_bytes(slot: Slot) -> int:
     if slot.kind == "host":
         return 0
-    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes
+    return slot.type.bound_nbytes
 
 
 class _State:

@@ -25,7 +25,7 @@ from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
 from piper.ir.tensor_type import TensorType
 from piper.plan.optimizers import Grouping, Optimizer
-from piper.plan.types import BatchLeaf, ModelTensor
+from piper.plan.types import ModelTensor
 from piper.runtime.factory import Factory, resolve_optimizer
 
 if TYPE_CHECKING:
@@ -128,13 +128,13 @@ class Source:
             )
 
     @property
-    def batch_specs(self) -> dict[str, BatchLeaf]:
+    def batch_specs(self) -> dict[str, TensorType]:
         """The leaves of a global batch, as the program takes them."""
         leaves = {}
         for name, leaf in self.leaves.items():
             dtype = str(leaf.dtype).removeprefix("torch.")
             cast = self.dtype if leaf.is_floating_point() and self.dtype else dtype
-            leaves[name] = BatchLeaf(tuple(leaf.shape), cast)
+            leaves[name] = TensorType(tuple(leaf.shape), cast)
         return leaves
 
     def captured(self, rows: int) -> Capture:
@@ -211,7 +211,7 @@ class Source:
         for name, code in capture.initializers.bodies(wanted).items():
             init = self.bodies.add(code.graph, code.constants)
             spec = used[name].spec
-            tensors[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
+            tensors[name] = ModelTensor(spec, init, code.keys)
         return tensors
 
 

@@ -13,6 +13,7 @@ from piper.errors import PlanError
 from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
 from piper.ir.history import Record
+from piper.ir.tensor_type import TensorType
 from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
@@ -67,19 +68,19 @@ class ModelTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     in `cut` cuts it along a dim, one after the other: a rank has the box of its coordinates.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
+    type: TensorType
     init: str
     keys: tuple[str, ...]
     trainable: bool = True  # whether a gradient of the loss reaches it
     cut: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
 
-class BatchLeaf(msgspec.Struct, frozen=True):
-    """One tensor of the global batch."""
-
-    shape: tuple[int, ...]
-    dtype: str
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
 
 
 class ParamGroup(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,7 +108,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     groups: tuple[Group, ...]
     classes: tuple[RankClass[TaskT], ...]
     tensors: dict[str, ModelTensor]
-    batch: dict[str, BatchLeaf]
+    batch: dict[str, TensorType]  # leaves of the global batch
     batch_constants: dict[str, str]  # parts of the batch that are no tensors, printed
     data_axes: tuple[str, ...]
     num_microbatches: int

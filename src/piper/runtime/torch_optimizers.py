@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -75,14 +74,3 @@ def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     """An optimizer's step by itself, for callers without gradients: what torch wraps it in runs hooks,
     of which there are none, and imports torch's compiler."""
     return partial(inspect.unwrap(type(optimizer).step), optimizer)
-
-
-def spare_compiler() -> None:
-    """Optimizers turn torch's compiler off around other methods too, and import it for that, which takes
-    as long as to start a run. A process that has not imported it has nothing to turn off."""
-    if "torch._dynamo" in sys.modules:
-        return
-    for method in vars(torch.optim.Optimizer).values():
-        plain_method = getattr(method, "__wrapped__", None)
-        if plain_method is not None:
-            plain_method.__dynamo_disable = plain_method

@@ -14,6 +14,7 @@ from piper.api.run import Run
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
+from piper.frontend.capture.hf_experts import own_experts
 from piper.runtime.factory import optimizers_of
 from piper.runtime.worker.weights import initial_value
 from piper.training.keyed_reference import eager_step
@@ -73,7 +74,8 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
         total = count = 0.0
         for piece in range(pieces):
             rows = _rows(batch, piece, pieces)
-            result = run(rows, step, piece)
+            with own_experts(model):
+                result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
             total += loss.item()

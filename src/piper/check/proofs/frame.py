@@ -18,7 +18,7 @@ from piper.plan.keys import num_indexes
 from piper.plan.optimizers import KNOWN
 from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Run
-from piper.plan.types import BatchLeaf, Bucket, ModelTensor, Plan, RankClass
+from piper.plan.types import Bucket, ModelTensor, Plan, RankClass
 
 MAX_MICROBATCHES = 1 << 20
 _MAX_UNEQUAL = 1000  # classes whose slices fix different axes
@@ -116,23 +116,24 @@ def _groups(plan: Plan) -> Iterator[str]:
 def _tensors(plan: Plan) -> Iterator[str]:
     bodies = set(plan.bodies)
     for name, tensor in plan.tensors.items():
-        if not _is_tensor(tensor.shape, tensor.dtype):
-            yield f"{name} is no tensor: {tensor.dtype}{list(tensor.shape)}"
+        if not _is_tensor(tensor.type):
+            yield f"{name} is no tensor: {tensor.type}"
         if not _cuts(plan.mesh, tensor):
             yield f"{name} is {list(tensor.shape)}, which {dict(tensor.cut)} cannot cut"
         if tensor.init not in bodies:
             yield f"{name} is made by a body that does not exist"
     for name, leaf in plan.batch.items():
-        if not _is_tensor(leaf.shape, leaf.dtype):
-            yield f"the batch's {name} is no tensor: {leaf.dtype}{list(leaf.shape)}"
+        if not _is_tensor(leaf):
+            yield f"the batch's {name} is no tensor: {leaf}"
     for part in plan.classes:
         for task in part.tasks:
             if isinstance(task, Run) and task.body not in bodies:
                 yield f"{part.slice}: {task.name} runs a body that does not exist"
 
 
-def _is_tensor(shape: Sequence[int], dtype: str) -> bool:
-    return TensorType(tuple(shape), dtype).possible
+def _is_tensor(type: TensorType) -> bool:
+    """Whether there can be such a tensor, of one size."""
+    return type.possible and type.bound is None
 
 
 def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
@@ -142,7 +143,9 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
     known = set(bucket.params) <= plan.tensors.keys() and set(bucket.slices) <= slices
     if not (all(_axes(plan.mesh, a) for a in axes) and known and alike and bucket.slices):
         yield "has axes, slices or parameters that do not exist"
-    if not all(_is_tensor(shape, bucket.dtype) for shape in ((bucket.size,), *bucket.shapes)):
+    if not all(
+        _is_tensor(TensorType(shape, bucket.dtype)) for shape in ((bucket.size,), *bucket.shapes)
+    ):
         yield "is of no possible size"
     if any(plan.tensors[name].dtype != bucket.dtype for name in bucket.params if known):
         yield f"has parameters that are not {bucket.dtype}"
@@ -164,7 +167,7 @@ def _indexes(part: RankClass) -> Iterator[str]:
 
 
 def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
-    if not TensorType(slot.shape, slot.dtype, slot.bound).possible:
+    if not slot.type.possible:
         yield f"is no tensor: {slot.dtype}{list(slot.shape)}, with a bound of {slot.bound}"
     if min(slot.base, slot.bucket, slot.pool) < -1 or slot.offset < 0:
         yield "has a negative number"
@@ -205,7 +208,7 @@ def _cuts(mesh: Mesh, tensor: ModelTensor) -> bool:
     return len({axis for axis, _ in tensor.cut}) == len(tensor.cut)
 
 
-def _rows(slot: Slot, whole: BatchLeaf | None, parts: int) -> Iterator[str]:
+def _rows(slot: Slot, whole: TensorType | None, parts: int) -> Iterator[str]:
     """A slot holds one of equal parts of a leaf, cut along its dim 0."""
     if whole is None:
         yield f"holds {slot.source!r}, which is no tensor of the batch"

@@ -31,6 +31,9 @@ from piper.frontend.capture.any_rows import (
 )
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, source_of, value_of
+from piper.frontend.capture.fixed_shapes import fixed_shapes
+from piper.frontend.capture.hf_experts import grouped_experts
+from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
@@ -169,16 +172,19 @@ def record(
             )
     if any_rows:
         leave_rows_open(batch_leaves(fake_batch).values())
+    install_output_hooks(model)
     whole = _Whole(model, step)
     with (
         _quiet() as said,
         watching_side_effects() as effects,
+        grouped_experts(model),
+        fixed_shapes(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
-    warn_of_side_effects(said, effects.lines)
+    warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     constants = _constants(graph, module)

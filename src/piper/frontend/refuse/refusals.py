@@ -6,10 +6,11 @@ import contextlib
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from piper.errors import Source, TraceError
+from piper.frontend.refuse.side_effects import TracedEffects
 
 WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 
@@ -66,19 +67,15 @@ def _explain(text: str) -> tuple[str, str]:
     return reason, hints[0] if hints else "code that torch.compile(fullgraph=True) accepts"
 
 
-def warn_of_side_effects(
-    said: Sequence[warnings.WarningMessage], lines: Mapping[str, Source]
-) -> None:
-    """Warn if the traced code changes Python state: the change is made at no step, or at the first.
-
-    `lines` has, by the name that Dynamo gives to an object, where it was changed.
-    """
+def warn_of_side_effects(said: Sequence[warnings.WarningMessage], effects: TracedEffects) -> None:
+    """Warn if the traced code changes Python state: the change is made at no step, or at the first."""
+    lines = effects.lines
     for warning in said:
         found = _SIDE_EFFECTS.search(str(warning.message))
         if found:
             names = re.findall(r'"(.*?)"', found[1])
             # Our own counter, and tensors of the model, whose changes are refused elsewhere.
-            names = [n for n in names if not n.endswith(_HANDLED)]
+            names = [n for n in names if not n.endswith(_HANDLED) and effects.changed(n)]
             objects = [_readable(n) + (f" ({lines[n]})" if n in lines else "") for n in names]
             if objects:
                 warnings.warn(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from piper.ir.tensor_type import TensorType
 from piper.plan.slots import PASSING, Slot
 from piper.plan.types import Plan, RankClass
 
@@ -55,4 +54,4 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
 
 
 def slot_bytes(slot: Slot) -> int:
-    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes
+    return slot.type.bound_nbytes

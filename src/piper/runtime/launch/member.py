@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from piper.bodies.no_compiler import spare_compiler
 from piper.errors import PiperError
 from piper.plan.types import Plan, plan_from_json
 from piper.runtime.failure.board import Board, begin, clear, end
@@ -20,7 +21,6 @@ from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.reading import Reader, function_of
 from piper.runtime.launch.shares import Share
 from piper.runtime.order.host_order import PeerError
-from piper.runtime.torch_optimizers import spare_compiler
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.transport import Transport
@@ -52,8 +52,6 @@ class Member:
             torch.cuda.set_device(self.device)
         elif transport is None:
             keep_memory()
-        if transport is None:
-            spare_compiler()
         self.cells = Board(1).cells(0) if cells is None else cells
         clear(self.cells)
         self.communicators = Communicators(self.device)
@@ -78,6 +76,8 @@ class Member:
     def load(self, payload: Mapping[str, Any]) -> None:
         """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
         the parameters of that one."""
+        if self.transport is None:
+            spare_compiler()  # of operators, too, that a file of the user's has registered by now
         given, name = payload["plan"], payload["name"]
         plan = given if isinstance(given, Plan) else plan_from_json(given)
         if name == "train":
