@@ -141,6 +141,47 @@ def test_optimizers_of_whole_matrices_are_refused_where_a_directive_cuts(
     assert "legal: replicate with zero=0" in text
 
 
+def _muon_and_adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Matrices of the stages by Muon; embedding, head, experts and vectors by AdamW in two groups."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("stages")]
+    taken = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in taken]
+    groups = [
+        {"params": [p for p in others if p.ndim > 1]},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(groups, lr=1e-2)]
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 2}, {"pp": 2}, {"pp": 2, "dp": 2, "ep": 2}])
+def test_muon_on_matrices_with_adamw_on_the_rest(degrees: dict[str, int]) -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip(f"torch {torch.__version__} has no Muon")
+    program = program_of("moe").apply(parallel(microbatches=2, **degrees))
+    job = program.lower(optimizer=_muon_and_adamw)
+    assert [(g.optimizer, g.number) for g in job.plan.param_groups] == [
+        ("Muon", 0),
+        ("AdamW", 1),
+        ("AdamW", 1),
+    ]
+    assert "optimizer Muon, AdamW (2 groups)" in job.summary()
+    reference = train_one_device(job, batches_of("moe"))
+    with job.launch("loopback") as run:
+        errors = compare(run, batches_of("moe"), reference)
+        state = run.optimizer_state()
+    assert errors.exact, errors
+    assert state["stages.0.qkv.weight"].keys() == {"momentum_buffer"}
+    assert "exp_avg_sq" in state["head.weight"]
+
+
+def test_muon_is_refused_where_a_directive_cuts_its_matrices() -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip(f"torch {torch.__version__} has no Muon")
+    program = program_of("moe").apply(parallel(dp=2, zero=1))
+    with pytest.raises(PlanError, match=r"each rank steps only a part of stages.0.qkv.weight"):
+        program.lower(optimizer=_muon_and_adamw)
+
+
 def test_muon_refuses_what_is_no_matrix() -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip(f"torch {torch.__version__} has no Muon")

@@ -17,12 +17,14 @@ from piper.api.job import Job
 from piper.compiler import source
 from piper.errors import PlanError
 from piper.plan.optimizers import Grouping
-from piper.runtime.factory import optimizers_of
+from piper.plan.types import ParamGroup
+from piper.runtime.factory import at_rate
 from piper.runtime.worker import handlers
-from piper.runtime.worker.update import Piece
+from piper.runtime.worker.update import Piece, Updater
 from piper.strategies import parallel
 from piper.training.lr import LearningRate
 from piper.training.verify import Errors, Trained, compare, load_initial, train_one_device
+from tests.loopback.plain_loop import PlainLoop
 from tests.zoo import CASES, batches_of, program_of
 
 CASE = "tied"  # with experts
@@ -66,11 +68,20 @@ def two_kinds(model: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.Adam(matrices, lr=1e-2), torch.optim.SGD(others, lr=0.1, momentum=0.9)]
 
 
+def flags(model: nn.Module) -> torch.optim.Optimizer:
+    """Groups that torch steps with kernels of their own."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    fused = {"params": matrices, "fused": True, "foreach": False}
+    return torch.optim.AdamW([fused, {"params": others, "foreach": True}], lr=1e-2)
+
+
 FACTORIES: dict[str, Any] = {
     "module": by_module,
     "shape": by_shape,
     "patterns": PATTERNS,
     "two kinds": two_kinds,
+    "flags": flags,
 }
 DEGREES: dict[str, dict[str, Any]] = {
     "zero 0": {"dp": 2, "zero": 0},
@@ -230,24 +241,14 @@ def test_a_gradient_that_nobody_steps_is_not_computed() -> None:
 def test_optimizer_state_under_groups(degrees: str) -> None:
     """Whole, by torch's names, and other numbers of steps or pieces per group do not mix."""
     job = _job(two_kinds, DEGREES[degrees])
-    model = CASES[CASE].model()
-    load_initial(model, job)
-    optimizers = optimizers_of(two_kinds, model)
-    pieces = job.plan.num_data_ranks * job.plan.num_microbatches
-    batches = batches_of(CASE)[:2]
-    for batch in batches:
-        for piece in range(pieces):
-            rows = {k: v.chunk(pieces)[piece] for k, v in batch.items()}
-            (CASES[CASE].step(model, rows) / pieces).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        model.zero_grad()
+    plain = PlainLoop(job, CASES[CASE])
+    plain.train(batches_of(CASE)[:2])
     with job.launch("loopback") as run:
-        for batch in batches:
+        for batch in batches_of(CASE)[:2]:
             run.step(batch)
         found = run.optimizer_state()
-    states = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
-    for name, param in model.named_parameters():
+    states = {p: state for o in plain.optimizers for p, state in o.state.items()}
+    for name, param in plain.model.named_parameters():
         assert found[name].keys() == states[param].keys()
         for key, value in states[param].items():
             torch.testing.assert_close(found[name][key], value, rtol=1e-9, atol=1e-14)
@@ -276,26 +277,22 @@ def _warmups(optimizer: torch.optim.Optimizer) -> lrs.LRScheduler:
 @pytest.mark.parametrize("name", ["module", "two kinds"])
 def test_schedules_of_groups(name: str) -> None:
     job = _job(FACTORIES[name], DEGREES["zero 3"])
-    model = CASES[CASE].model()
-    load_initial(model, job)
-    optimizers = optimizers_of(FACTORIES[name], model)
-    schedulers = [_warmups(optimizer) for optimizer in optimizers]
-    pieces = job.plan.num_data_ranks * job.plan.num_microbatches
-    rates = []
-    for batch in batches_of(CASE):
-        rates.append(optimizers[0].param_groups[0]["lr"])
-        for piece in range(pieces):
-            rows = {k: v.chunk(pieces)[piece] for k, v in batch.items()}
-            (CASES[CASE].step(model, rows) / pieces).backward()
-        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
-            optimizer.step()
+    plain = PlainLoop(job, CASES[CASE])
+    first = plain.optimizers[0].param_groups[0]
+    schedulers = [_warmups(optimizer) for optimizer in plain.optimizers]
+    rates = [first["lr"]]
+
+    def advance() -> None:
+        for scheduler in schedulers:
             scheduler.step()
-        model.zero_grad()
+        rates.append(first["lr"])
+
+    plain.train(batches_of(CASE), after=advance)
     with job.launch("loopback") as run:
         training = piper.train(run, batches_of(CASE), steps=3, lr_schedule=_warmups, log="none")
         after = run.parameters()
-    assert [record.lr for record in training.records] == rates, "of the first group"
-    for key, param in model.named_parameters():
+    assert [record.lr for record in training.records] == rates[:3], "of the first group"
+    for key, param in plain.model.named_parameters():
         torch.testing.assert_close(after[key], param.detach(), rtol=1e-8, atol=1e-10)
 
 
@@ -342,8 +339,6 @@ def test_a_saved_plan_keeps_its_groups(tmp_path: Path) -> None:
 
 
 def test_one_rate_for_groups_of_several() -> None:
-    from piper.runtime.factory import at_rate
-
     plan = _job(at_rate(two_kinds_alike, 0.25), {}).plan
     assert [group.options["lr"] for group in plan.param_groups] == [0.25, 0.25]
     with pytest.raises(PlanError, match=r"one lr for groups that have 0.001, 0.01, 0.03"):
@@ -355,9 +350,6 @@ def two_kinds_alike(params: list[Tensor]) -> torch.optim.Optimizer:
 
 
 def test_pieces_are_found_by_element() -> None:
-    from piper.plan.types import ParamGroup
-    from piper.runtime.worker.update import Updater
-
     groups = [ParamGroup("SGD", {"momentum": 0.9}), ParamGroup("Adam")]
     pieces = [Piece(0, 0, 0, 3), Piece(1, 0, 3, 5)]
     updater = Updater(groups, [torch.ones(5)], [None], pieces)

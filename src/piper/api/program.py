@@ -152,7 +152,7 @@ class Program:
     def text_after(self, last: str, *, device: str = "cpu", clip: float | None = None) -> str:
         """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
         grouping, frozen = self.source.grouping(_SGD)
-        settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, "", None)
+        settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, None, "", None)
         return text_after(self._scheduled, settings, last=last)
 
     def _foreseen_without_model(self, clip: float | None) -> Graph:
@@ -178,6 +178,7 @@ class Program:
         seed: int = 0,
         clip: float | None = None,
         late_clip: bool = False,
+        ema: float | None = None,
         precision: str | None = None,
         memory_limit: int | str | None = None,
     ) -> Job:
@@ -190,6 +191,8 @@ class Program:
         `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
         together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
         again where it turns out too large.
+        With `ema=0.999` ranks keep moving averages of the parameters that they step, as
+        `AveragedModel` with `get_ema_multi_avg_fn(0.999)` does after each step: see `run.ema()`.
         With `precision="bf16"` parameters and floating-point tensors of the batch are bfloat16 in all
         computation, with float32 masters that start from the model's own initial values; "fp32", or
         none, leaves the model as it is written.
@@ -199,6 +202,8 @@ class Program:
             raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
+        if ema is not None and not (isinstance(ema, int | float) and 0 <= ema < 1):
+            raise PlanError(f"ema={ema!r}", legal="what a step keeps of averages, such as 0.999")
         chosen = _SGD if optimizer is None else optimizer
         grouping, frozen = self.source.grouping(chosen)
         if precision not in _PRECISIONS:
@@ -207,13 +212,15 @@ class Program:
             )
         limit = None if memory_limit is None else parse_size(memory_limit)
         dtype = _PRECISIONS[precision]
-        settings = Settings(chosen, grouping, frozen, device, seed, clip, late_clip, dtype, limit)
+        settings = Settings(
+            chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit
+        )
         lowered = lower(self._scheduled, settings)
         warn_of_sum(lowered.source, lowered.plan)
         return Job.of(lowered, partial(self._evaluation, settings, lowered.buckets))
 
     def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:
-        plain = replace(settings, clip=None, late_clip=False)
+        plain = replace(settings, clip=None, late_clip=False, ema=None)
         return Job.of(lower(self._scheduled, plain, trained=buckets))
 
     @property

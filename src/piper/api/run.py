@@ -153,6 +153,14 @@ class Run:
         """All trained parameters, whole, in the dtype in which they are stepped."""
         return whole_tensors(self.plan, "master", self._open().tensors("master"))
 
+    def ema(self) -> dict[str, Tensor]:
+        """All parameters, whole: of those that are trained their moving averages, in the dtype in which
+        they are stepped."""
+        if self.plan.ema is None:
+            raise RunError("the run keeps no moving averages", legal="program.lower(ema=0.999)")
+        averages = whole_tensors(self.plan, "average", self._open().tensors("average"))
+        return self.parameters() | averages
+
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""
         return whole_tensors(self.plan, "grad", self._open().tensors("grad"))

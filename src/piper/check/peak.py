@@ -150,6 +150,7 @@ class _State:
             for pieces in _pieces(plan, bucket, slots)
         )
         self.kept = averages + (masters if wide != bucket.dtype else 0)
+        self.kept += masters if plan.ema is not None else 0
         self.before = averages + masters
 
 

@@ -67,6 +67,7 @@ class Settings:
     seed: int
     clip: float | None
     late_clip: bool
+    ema: float | None
     dtype: str
     memory_limit: int | None
 
@@ -204,6 +205,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         seed=settings.seed,
         device=settings.device,
         clip=settings.clip,
+        ema=settings.ema,
         bodies=tuple(sorted(used)),
         buckets=bucketed.buckets,
         history=scheduled.history,

@@ -20,7 +20,7 @@ from piper.plan.slots import Slot
 from piper.plan.tasks import Update
 from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankPlan, bind
 
-What = Literal["param", "buffer", "grad", "master", "state"]
+What = Literal["param", "buffer", "grad", "master", "average", "state"]
 
 
 class Box(msgspec.Struct, frozen=True):
@@ -37,8 +37,8 @@ class Box(msgspec.Struct, frozen=True):
 class Holding(msgspec.Struct, frozen=True, omit_defaults=True):
     """Elements `first` to `last` of a box of a tensor lie in a slot from element `offset` on.
 
-    Masters and optimizer state lie beside the slot that they step, element for element; `form` says so
-    of a piece of state, or that it is one number, or has a shape of its own.
+    Masters, moving averages and optimizer state lie beside the slot that they step, element for element;
+    `form` says so of a piece of state, or that it is one number, or has a shape of its own.
     """
 
     what: What
@@ -118,6 +118,8 @@ class _Held:
     def _stepped(self, index: int) -> Iterator[Holding]:
         for held in self.slot(index):
             yield msgspec.structs.replace(held, what="master")
+            if self.plan.ema is not None:
+                yield msgspec.structs.replace(held, what="average")
             for name, form in state_pieces(self._groups[held.tensor], held.box.size):
                 yield msgspec.structs.replace(held, what="state", state=name, form=form)
 

@@ -118,6 +118,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     bodies: tuple[str, ...]
     buckets: tuple[Bucket, ...] = ()
     clip: float | None = None
+    ema: float | None = None  # how much of the parameters' moving averages a step keeps
     history: tuple[Record, ...] = ()
     train: bool = True
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward

@@ -70,6 +70,8 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "two streams have one name"
     if plan.clip is not None and not 0 < plan.clip < math.inf:
         yield f"gradients are clipped to {plan.clip}"
+    if plan.ema is not None and not 0 <= plan.ema < 1:
+        yield f"moving averages keep {plan.ema}"
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
     if not set(plan.inside) <= set(plan.bodies):

@@ -101,6 +101,8 @@ def _update(worker: Worker, task: Update) -> Start:
         [worker.wide_of(i) for i in task.stepped],
         _pieces(worker, task, bucket, stepped),
     )
+    if worker.plan.ema is not None:
+        updater.keep_averages(worker.plan.ema)
     worker.updaters[task.bucket] = updater
     flat = slots[task.gradient]
     grads = updater.grads_of([flat] if bucket.over else views(flat, parts_of(bucket)))
@@ -118,6 +120,8 @@ def _update(worker: Worker, task: Update) -> Start:
         if task.late:
             updater.keep()
         updater.step(grads, divisor, scale)
+        if not task.late:
+            updater.average()
 
     return start
 
@@ -136,6 +140,7 @@ def _settle(worker: Worker, task: Settle) -> Start:
 
     def start() -> None:
         updater.settle(clip_scale(slots[task.norm], divide(), task.clip))
+        updater.average()
 
     return start
 

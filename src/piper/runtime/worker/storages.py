@@ -64,11 +64,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def optimizer_tensors(worker: Worker, buckets: Iterable[int] | None = None) -> list[Tensor]:
-    """Masters and optimizer state, without scalars such as the number of steps."""
+    """Masters, moving averages and optimizer state, without scalars such as the number of steps."""
     found: list[Tensor] = []
     for bucket, updater in worker.updaters.items():
         if buckets is None or bucket in buckets:
-            found += updater.masters
+            found += [*updater.masters, *updater.averages]
             for optimizer in updater.optimizers.values():
                 states: Any = optimizer.state.values()
                 found += [

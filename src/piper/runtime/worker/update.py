@@ -46,6 +46,9 @@ class Updater:
         self._steps = [step_of(optimizer) for optimizer in self.optimizers.values()]
         # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
         self.spoils = any(groups[number].options.get("nesterov") for number in self.optimizers)
+        self.averages: list[Tensor] = []
+        self.ema: float | None = None
+        self._begun = False
         self._before: list[tuple[Tensor, Tensor]] | None = None
         self._state: list[dict[Any, dict[str, Any]]] = []
 
@@ -65,6 +68,20 @@ class Updater:
         for param, grad in zip(self.stepped, grads, strict=True):
             param.grad = grad
         self._take(scale)
+
+    def keep_averages(self, ema: float) -> None:
+        """Have `average` keep moving averages of the masters."""
+        self.ema, self.averages = ema, [master.clone() for master in self.masters]
+
+    def average(self) -> None:
+        """After a step: as torch.optim.swa_utils.AveragedModel does; the first one is copied."""
+        if self.ema is None:
+            return
+        if self._begun:
+            torch._foreach_lerp_(self.averages, self.masters, 1 - self.ema)
+        else:
+            torch._foreach_copy_(self.averages, self.masters)
+        self._begun = True
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """From the next step on, each parameter group takes these arguments instead of the plan's."""

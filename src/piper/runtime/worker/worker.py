@@ -239,9 +239,9 @@ class Worker:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
         start = held.offset
-        if held.what in ("master", "state"):
+        if held.what in ("master", "average", "state"):
             updater, place = self._stepping[held.slot]
-            whole = updater.masters[place]
+            whole = (updater.averages if held.what == "average" else updater.masters)[place]
         if held.what == "state":
             state, begin = updater.state_at(place, held.offset)
             whole, start = state.get(held.state), held.offset - begin
