@@ -296,6 +296,10 @@ def over_the_limit(plan: Plan) -> Iterator[Fault]:
 def missing_gather(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan, "all_gather"):
         gathered = part.slots[task.writes[0]].kind == "gathered"
+        if part.slots[task.writes[0]].kind == "temp":
+            folds = [t.name for t in part.tasks if t.kind == "fold" and task.target in t.reads]
+            yield fault(with_tasks(plan, number, without(part.tasks, index)), "memory", *folds)
+            continue
         if gathered:
             names = [t.name for t in part.tasks if t.kind == "run" and _meets(part, t, task)]
         else:

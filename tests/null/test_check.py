@@ -17,7 +17,7 @@ from piper.ir.tensor_type import TensorType
 from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Task
-from piper.plan.types import Optimizer, Plan, RankClass
+from piper.plan.types import ParamGroup, Plan, RankClass
 from tests.tasks import BODY, comm, run
 
 OTHER = "1" * 16
@@ -39,7 +39,7 @@ def _plan(*tasks: list[Task], slots: tuple[Slot, ...], num_streams: int, device:
         batch_constants={},
         data_axes=(),
         num_microbatches=1,
-        optimizer=Optimizer("SGD"),
+        param_groups=(ParamGroup("SGD"),),
         seed=0,
         device=device,
         clip=None,

@@ -41,8 +41,13 @@ PLANS: dict[str, Change] = {
     "the data axes are dp, dp": _set("data_axes", ["dp", "dp"]),
     "1000000000 microbatches": _set("num_microbatches", 10**9),
     "no device is called 'tpu'": _set("device", "tpu"),
-    "no optimizer is called 'os'": _set("optimizer", "name", "os"),
-    "the optimizer's lr is no number": _set("optimizer", "options", "lr", [{}]),
+    "no optimizer is called 'os'": _set("param_groups", 0, "optimizer", "os"),
+    "the optimizer's lr is no number": _set("param_groups", 0, "options", "lr", [{}]),
+    "in a parameter group that does not exist": _set("param_groups", []),
+    "parameter group that does not exist": lambda plan: plan["buckets"][0].__setitem__(
+        "param_groups", [1] * len(plan["buckets"][0]["params"])
+    ),
+    "has parameters in no parameter group": _set("buckets", 0, "param_groups", [0] * 99),
     "gradients are clipped to -1": _set("clip", -1),
     "is outside of the mesh": _set("classes", 0, "slice", "fixed", [["pp", 9]]),
     "two classes have ranks in common": _set("classes", 0, "slice", "fixed", [["pp", 1]]),

@@ -15,7 +15,7 @@ from piper.mesh import Mesh, Slice
 from piper.plan.holdings import Box, Holding, box_of, holdings
 from piper.plan.slots import Slot
 from piper.plan.tasks import Update
-from piper.plan.types import Bucket, ModelTensor, Optimizer, Plan, RankClass
+from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankClass
 from tests.plans import NAMES, plan_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
@@ -117,7 +117,7 @@ def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
         batch_constants={},
         data_axes=("dp",),
         num_microbatches=1,
-        optimizer=Optimizer("AdamW"),
+        param_groups=(ParamGroup("AdamW"),),
         seed=0,
         device="cpu",
         bodies=(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +102,9 @@ class Run:
         self._fetched[name] = self._fetched[name] or workers.fetch(name)
         return self._fetched[name]
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """From the next step on, optimizers have these values, such as {"lr": 3e-4}."""
+    def set_options(self, options: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """From the next step on, all parameter groups have these values, such as {"lr": 3e-4}, or each
+        its own, in the order of `plan.param_groups`."""
         self._open().set_options(options)
 
     def memory(self) -> list[dict[str, int]]:
@@ -156,6 +157,14 @@ class Run:
     def masters(self) -> dict[str, Tensor]:
         """All trained parameters, whole, in the dtype in which they are stepped."""
         return whole_tensors(self.plan, "master", self._open().tensors("master"))
+
+    def ema(self) -> dict[str, Tensor]:
+        """All parameters, whole: of those that are trained their moving averages, in the dtype in which
+        they are stepped."""
+        if self.plan.ema is None:
+            raise RunError("the run keeps no moving averages", legal="program.lower(ema=0.999)")
+        averages = whole_tensors(self.plan, "average", self._open().tensors("average"))
+        return self.parameters() | averages
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""

@@ -27,7 +27,8 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `offsets` are in elements; `size` is padded to a multiple of the number of ranks along `over`, the
     axes along which it is cut into shards. It lives on `slices`; along `copies` each rank has the same.
-    One that is not `trained` is only gathered.
+    One that is not `trained` is only gathered. `param_groups` has the parameter group of each, in
+    order, or nothing where all are in the first.
     """
 
     name: str
@@ -40,6 +41,11 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     over: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     trained: bool = True
+    param_groups: tuple[int, ...] = ()
+
+    def group_of(self, place: int) -> int:
+        """The parameter group of one of its parameters."""
+        return self.param_groups[place] if self.param_groups else 0
 
 
 class RankClass(msgspec.Struct, Generic[TaskT], frozen=True, omit_defaults=True):
@@ -78,11 +84,17 @@ class ModelTensor(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.type.dtype
 
 
-class Optimizer(msgspec.Struct, frozen=True):
-    """A `torch.optim` class by name, and its arguments."""
+class ParamGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Parameters that are stepped alike: a `torch.optim` class by name, and its arguments.
 
-    name: str
+    `number` says which optimizer it belongs to, where the user made several; `label` is the user's own
+    name for it.
+    """
+
+    optimizer: str
     options: dict[str, Any] = {}
+    number: int = 0
+    label: str = ""
 
 
 class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
@@ -101,12 +113,13 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     batch_constants: dict[str, str]  # parts of the batch that are no tensors, printed
     data_axes: tuple[str, ...]
     num_microbatches: int
-    optimizer: Optimizer
+    param_groups: tuple[ParamGroup, ...]
     seed: int
     device: str
     bodies: tuple[str, ...]
     buckets: tuple[Bucket, ...] = ()
     clip: float | None = None
+    ema: float | None = None  # how much of the parameters' moving averages a step keeps
     history: tuple[Record, ...] = ()
     train: bool = True
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward

@@ -59,16 +59,19 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"there are {plan.num_microbatches} microbatches, of 1 to {MAX_MICROBATCHES}"
     if plan.device not in _DEVICES:
         yield f"no device is called {plan.device!r}"
-    if plan.optimizer.name not in KNOWN:
-        yield f"no optimizer is called {plan.optimizer.name!r}"
-    for option, value in plan.optimizer.options.items():
-        numbers = value if isinstance(value, list | tuple) else [value or 0]
-        if not all(isinstance(number, int | float | str) for number in numbers):
-            yield f"the optimizer's {option} is no number"
+    for group in plan.param_groups:
+        if group.optimizer not in KNOWN:
+            yield f"no optimizer is called {group.optimizer!r}"
+        for option, value in group.options.items():
+            numbers = value if isinstance(value, list | tuple) else [value or 0]
+            if not all(isinstance(number, int | float | str) for number in numbers):
+                yield f"the optimizer's {option} is no number"
     if len({stream.name for stream in plan.streams}) < len(plan.streams):
         yield "two streams have one name"
     if plan.clip is not None and not 0 < plan.clip < math.inf:
         yield f"gradients are clipped to {plan.clip}"
+    if plan.ema is not None and not 0 <= plan.ema < 1:
+        yield f"moving averages keep {plan.ema}"
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
     if not set(plan.inside) <= set(plan.bodies):
@@ -150,6 +153,12 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
         yield f"has parameters that are not {bucket.dtype}"
     if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
         yield "has parameters outside of it"
+    if bucket.param_groups and len(bucket.param_groups) != len(bucket.params):
+        yield "has parameters in no parameter group"
+    elif bucket.trained and not all(
+        0 <= group < len(plan.param_groups) for group in bucket.param_groups or (0,)
+    ):
+        yield "has parameters in a parameter group that does not exist"
 
 
 def _indexes(part: RankClass) -> Iterator[str]:

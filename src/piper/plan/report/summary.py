@@ -13,7 +13,7 @@ def summarize(plan: Plan) -> str:
     lines = [
         f"plan {plan.content_hash()}: mesh {plan.mesh}, {plan.mesh.size} ranks, "
         f"{plan.num_data_ranks} data ranks x {plan.num_microbatches} microbatches",
-        f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {plan.optimizer.name}",
+        f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {_optimizers(plan)}",
     ]
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
@@ -21,6 +21,14 @@ def summarize(plan: Plan) -> str:
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
     return "\n".join(lines)
+
+
+def _optimizers(plan: Plan) -> str:
+    """`AdamW`, or `Muon, AdamW (2 groups)`."""
+    made = Counter((group.number, group.optimizer) for group in plan.param_groups)
+    return ", ".join(
+        f"{name} ({num} groups)" if num > 1 else name for (_, name), num in made.items()
+    )
 
 
 def peak_bytes(found: RankClass) -> int:
