@@ -31,14 +31,18 @@ from piper.frontend.capture.any_rows import (
 )
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, source_of, value_of
+from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
+from piper.frontend.capture.layer_drop import certain_layers
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
+from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 from piper.frontend.refuse.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.refuse.state import Origin, refuse_changed_state
+from piper.frontend.refuse.transforms import refuse_transforms
 from piper.ir.tensor_type import TensorType
 
 Step = Callable[[nn.Module, Any], Any]
@@ -151,9 +155,17 @@ def record(
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
-    with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
+    with (
+        _quiet(),
+        mode,
+        building(mode),
+        refusing_hooks(),
+        refusing_lazy(),
+        recording() as initializers,
+    ):
         model = make_model()
     refuse_hooks(model)
+    refuse_sparse_gradients(model)
     named = (*model.named_parameters(), *model.named_buffers())
     with mode:
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows, dtype), batch)
@@ -178,7 +190,9 @@ def record(
         _quiet() as said,
         watching_side_effects() as effects,
         grouped_experts(model),
+        certain_layers(model),
         fixed_shapes(),
+        tracing_settings(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
@@ -187,6 +201,7 @@ def record(
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    refuse_transforms(graph)
     constants = _constants(graph, module)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)

@@ -46,6 +46,15 @@ class Facts:
         return [*self.inputs(node), *self.changers_inputs.get(node, ())]
 
 
+class FailedNode(Exception):
+    """A node that does not run on inputs of these shapes."""
+
+    def __init__(self, node: fx.Node, cause: Exception) -> None:
+        self.node = node
+        self.cause = cause
+        super().__init__(str(cause))
+
+
 def interpret(graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor]) -> Facts:
     root = torch.nn.Module()
     for name, constant in constants.items():
@@ -76,7 +85,10 @@ class _Run(fx.Interpreter):
         lay = [_memory(t) for t in given]  # set_ gives a tensor other memory
         unseen = self._unseen_changes(n, given)
         with RandomWatch() as watch:
-            result = super().run_node(n)
+            try:
+                result = super().run_node(n)
+            except Exception as error:
+                raise FailedNode(n, error) from error
         changed = [i for i, t in enumerate(given) if t._version != versions[i]]
         self.results[n] = tensors_in(result)
         self.facts.memory[n] = frozenset(map(_memory, self.results[n]))
