@@ -61,6 +61,7 @@ class Source:
         stages: str,
         dtype: str = "",
         training: bool = True,
+        trained: Source | None = None,
     ) -> None:
         self.make_model = make_model
         self.step = step
@@ -73,13 +74,14 @@ class Source:
         self.training = training
         self.guessed = False
         self._variants: dict[tuple[str, bool], Source] = {(dtype, training): self}
-        self._captures = Captures(
+        self._captures: Captures = Captures(
             make_model,
             batch,
             step,
             batch_size=self.batch_size,
             dtype=dtype,
             training=training,
+            trained=trained._captures if trained else None,
         )
         self._traced: dict[tuple[int, Cuts], Traced] = {}
 
@@ -93,6 +95,7 @@ class Source:
                 stages=self.stages,
                 dtype=dtype,
                 training=training,
+                trained=None if training else self._variants.get((dtype, True)),
             )
         variant = self._variants[dtype, training]
         if variant is not self:
