@@ -87,7 +87,7 @@ def refusals() -> list[Refusal]:
 def _refusal(file: str, program: str, printed: str) -> Refusal:
     title = (ast.get_docstring(ast.parse(program)) or "").rstrip(".")
     body = re.sub(r'\A""".*?"""\s*', "", program, flags=re.S)
-    body = re.sub(r"^from _model import .*\n+", "", body, flags=re.M)
+    body = re.sub(r"^from _model import .*\n", "", body, flags=re.M)
     head = re.match(r"(\w+Error): (?:(\w+) \()?", printed)
     legal = re.search(r"^  legal: (.*)", printed, re.M | re.S)
     kind = head[1] if head and _class(head[1]) else OWN

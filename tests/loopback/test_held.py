@@ -14,12 +14,13 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
+from piper.ir.tensor_type import TensorType
 from piper.mesh import Mesh, Slice
 from piper.plan.holdings import holdings
 from piper.plan.optimizers import KNOWN, state_pieces, state_size
 from piper.plan.slots import Slot
-from piper.plan.types import Bucket, ModelTensor, Optimizer, Plan, RankClass
-from piper.runtime.factory import make_optimizer
+from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankClass
+from piper.runtime.torch_optimizers import make_optimizer
 from piper.runtime.transport.null import NullTransport
 from piper.runtime.worker import worker as worker_module
 from piper.runtime.worker.assemble import differing_copies, whole_tensors
@@ -79,21 +80,21 @@ def test_optimizer_state_is_that_of_one_device(degrees: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if hasattr(torch.optim, name)])
 def test_pieces_of_state_are_torchs_own(name: str) -> None:
-    optimizer = Optimizer(name, {"lr": 1e-2, **OPTIONS.get(name, {})})
+    group = ParamGroup(name, {"lr": 1e-2, **OPTIONS.get(name, {})})
     shapes = [(4, 6)] if name == "Muon" else [(4, 6), (5,)]
     params = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    real = make_optimizer(optimizer, params)
+    real = make_optimizer(group, params)
     for param in params:
         param.grad = torch.ones_like(param)
     real.step()
     for param in params:
         shape = tuple(param.shape)
-        pieces = dict(state_pieces(optimizer, shape))
+        pieces = dict(state_pieces(group, shape))
         kept = {k: v for k, v in real.state[param].items() if v is not None}
         assert pieces.keys() == kept.keys()
         elements = sum(kept[k].numel() for k, form in pieces.items() if form != "number")
         numbers = sum(form == "number" for form in pieces.values())
-        assert (elements, numbers) == state_size(optimizer, shape)
+        assert (elements, numbers) == state_size(group, shape)
         for piece, form in pieces.items():
             assert (tuple(torch.as_tensor(kept[piece]).shape) == shape) == (form == "elements")
 
@@ -118,8 +119,8 @@ def _plan_of_boxes(job: Job) -> Plan:
         trained=False,
     )
     slots = (
-        Slot("$shard", "shard", (16,), "float64", bucket=0),
-        Slot("router.bias", "param", (4,), "float64", source="router.bias"),
+        Slot("$shard", "shard", TensorType((16,), "float64"), bucket=0),
+        Slot("router.bias", "param", TensorType((4,), "float64"), source="router.bias"),
     )
     part: RankClass = RankClass(Slice(()), slots, (), {})
     changes: dict[str, Any] = {"mesh": mesh, "classes": (part,), "tensors": tensors, "groups": ()}

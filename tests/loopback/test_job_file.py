@@ -124,7 +124,7 @@ def _dropped_waits(file: Any) -> None:
 
 
 def _other_optimizer(file: Any) -> None:
-    file["optimizer"]["options"] = {"lr": [1.0, 2.0]}
+    file["param_groups"][0]["options"] = {"lr": [1.0, 2.0]}
 
 
 def _other_evaluation(file: Any) -> None:

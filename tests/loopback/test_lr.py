@@ -17,7 +17,8 @@ from piper.api.job import Job
 from piper.api.program import Program
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
-from piper.plan.types import Optimizer
+from piper.plan.optimizers import Optimizer
+from piper.plan.types import ParamGroup
 from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel
 from piper.training.lr import LearningRate
@@ -41,6 +42,7 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lrs.LRScheduler]] = {
     "restarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, T_0=3),
 }
 OPTIMIZERS = [piper.adamw(lr=0.02, betas=(0.8, 0.99)), piper.sgd(lr=0.05, momentum=0.5)]
+GROUPS = [ParamGroup(optimizer.name, optimizer.options) for optimizer in OPTIMIZERS]
 
 
 class _Model(nn.Module):
@@ -78,9 +80,8 @@ def _plain(job: Job, schedule: Any) -> tuple[list[dict[str, Any]], list[float], 
         for name, param in model.named_parameters():
             spec = plan.tensors[plain_name(name)]
             param.copy_(initial_value(spec, job.bodies, seed=plan.seed))
-    optimizer = getattr(torch.optim, plan.optimizer.name)(
-        model.parameters(), **plan.optimizer.options
-    )
+    (group,) = plan.param_groups
+    optimizer = getattr(torch.optim, group.optimizer)(model.parameters(), **group.options)
     scheduler = schedule(optimizer)
     groups, losses = [], []
     for step in range(STEPS):
@@ -101,13 +102,13 @@ def _plain(job: Job, schedule: Any) -> tuple[list[dict[str, Any]], list[float], 
 def test_the_stand_in_gives_what_a_plain_loop_has(name: str, optimizer: Optimizer) -> None:
     job = _program().lower(optimizer=optimizer)
     groups, losses, _ = _plain(job, SCHEDULES[name])
-    rate = LearningRate(optimizer, SCHEDULES[name])
+    rate = LearningRate(job.plan.param_groups, SCHEDULES[name])
     for group, loss in zip(groups, losses, strict=True):
-        assert {key: group[key] for key in rate.options} == rate.options
+        assert [{key: group[key] for key in rate.options[0]}] == rate.options
         assert rate.lr == group["lr"]
         rate.advance(loss)
     moves = {"betas" if optimizer.name == "AdamW" else "momentum"} if name == "one_cycle" else set()
-    assert set(rate.options) == {"lr", *moves}
+    assert set(rate.options[0]) == {"lr", *moves}
     assert len({group["lr"] for group in groups}) > 1, "the schedule does nothing"
 
 
@@ -128,7 +129,7 @@ def test_training_under_a_schedule_is_that_of_a_plain_loop(
     program = _program().apply(parallel(pp=2))
     job = program.lower(optimizer=optimizer, **LOWERED[how])
     _, losses, parameters = _plain(job, SCHEDULES[name])
-    rate = LearningRate(job.plan.optimizer, SCHEDULES[name])
+    rate = LearningRate(job.plan.param_groups, SCHEDULES[name])
     found = []
     with job.launch("loopback") as run:
         for step in range(STEPS):
@@ -154,24 +155,24 @@ def test_options_that_an_optimizer_does_not_have() -> None:
 
 
 def test_a_schedule_of_the_loss_needs_the_loss() -> None:
-    rate = LearningRate(piper.sgd(lr=0.1), SCHEDULES["plateau"])
+    rate = LearningRate(GROUPS[1:], SCHEDULES["plateau"])
     with pytest.raises(RunError, match="looks at the loss"):
         rate.advance()
 
 
 def test_what_is_no_scheduler() -> None:
     with pytest.raises(RunError, match="lr_schedule made 3"):
-        LearningRate(piper.sgd(lr=0.1), lambda o: 3)  # type: ignore[arg-type,return-value]
+        LearningRate(GROUPS[1:], lambda o: 3)  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_goes_on_from_its_state(name: str) -> None:
-    one = LearningRate(OPTIMIZERS[0], SCHEDULES[name])
+    one = LearningRate(GROUPS[:1], SCHEDULES[name])
     for step in range(4):
         one.advance(1.0 / (step + 1))
-    other = LearningRate(OPTIMIZERS[0], SCHEDULES[name])
+    other = LearningRate(GROUPS[:1], SCHEDULES[name])
     other.load_state_dict(one.state_dict())
     for _ in range(3):
-        assert other.options["lr"] == one.options["lr"]
+        assert other.options[0]["lr"] == one.options[0]["lr"]
         one.advance(1.0)
         other.advance(1.0)

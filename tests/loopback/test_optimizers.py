@@ -17,8 +17,8 @@ from piper import where
 from piper.api.program import Program
 from piper.errors import PlanError
 from piper.ir.tensor_type import dtype_bytes
-from piper.plan.optimizers import KNOWN, WHOLE
-from piper.plan.types import Optimizer
+from piper.plan.optimizers import KNOWN, WHOLE, Grouping, Optimizer
+from piper.plan.types import ParamGroup
 from piper.runtime.factory import resolve_optimizer
 from piper.runtime.worker.update import Updater
 from piper.strategies import parallel
@@ -70,7 +70,7 @@ def test_no_optimizer_of_torch_is_forgotten() -> None:
 def test_elementwise_optimizers_train_like_one_device(name: str, options: dict[str, Any]) -> None:
     strategy = parallel(pp=2, dp=2, zero=2, microbatches=2)
     job = program_of("tied").apply(strategy).lower(optimizer=_factory(name, options))
-    assert job.plan.optimizer.name == name
+    assert [group.optimizer for group in job.plan.param_groups] == [name]
     with job.launch("loopback") as run:
         errors = compare(run, batches_of("tied"), train_one_device(job, batches_of("tied")))
     assert errors.exact, errors
@@ -141,6 +141,47 @@ def test_optimizers_of_whole_matrices_are_refused_where_a_directive_cuts(
     assert "legal: replicate with zero=0" in text
 
 
+def _muon_and_adamw(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Matrices of the stages by Muon; embedding, head, experts and vectors by AdamW in two groups."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and n.startswith("stages")]
+    taken = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in taken]
+    groups = [
+        {"params": [p for p in others if p.ndim > 1]},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(groups, lr=1e-2)]
+
+
+@pytest.mark.parametrize("degrees", [{"dp": 2}, {"pp": 2}, {"pp": 2, "dp": 2, "ep": 2}])
+def test_muon_on_matrices_with_adamw_on_the_rest(degrees: dict[str, int]) -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip(f"torch {torch.__version__} has no Muon")
+    program = program_of("moe").apply(parallel(microbatches=2, **degrees))
+    job = program.lower(optimizer=_muon_and_adamw)
+    assert [(g.optimizer, g.number) for g in job.plan.param_groups] == [
+        ("Muon", 0),
+        ("AdamW", 1),
+        ("AdamW", 1),
+    ]
+    assert "optimizer Muon, AdamW (2 groups)" in job.summary()
+    reference = train_one_device(job, batches_of("moe"))
+    with job.launch("loopback") as run:
+        errors = compare(run, batches_of("moe"), reference)
+        state = run.optimizer_state()
+    assert errors.exact, errors
+    assert state["stages.0.qkv.weight"].keys() == {"momentum_buffer"}
+    assert "exp_avg_sq" in state["head.weight"]
+
+
+def test_muon_is_refused_where_a_directive_cuts_its_matrices() -> None:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip(f"torch {torch.__version__} has no Muon")
+    program = program_of("moe").apply(parallel(dp=2, zero=1))
+    with pytest.raises(PlanError, match=r"each rank steps only a part of stages.0.qkv.weight"):
+        program.lower(optimizer=_muon_and_adamw)
+
+
 def test_muon_refuses_what_is_no_matrix() -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip(f"torch {torch.__version__} has no Muon")
@@ -168,20 +209,31 @@ REFUSED = [
         ),
         "holds tensors that are no parameters",
     ),
-    (lambda params: torch.optim.SGD([p for p in params if p.ndim >= 2]), "leaves out bias, norm$"),
+    (lambda params: torch.optim.SGD([p for p in params if p.ndim > 2]), "failed: .* empty"),
+    (lambda params: torch.optim.SGD(params[3:]), "leaves out all that is trained$"),
+    (lambda params: [], "made no optimizer"),
+    (lambda params: [torch.optim.SGD(params), 3], "made a int"),
     (
-        lambda params: torch.optim.AdamW(
-            [
-                {"params": [p for p in params if p.ndim >= 2], "weight_decay": 0.1},
-                {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0},
-            ]
-        ),
-        "several groups: weight_decay is 0.1 for weight, but 0.0 for bias, norm$",
+        lambda params: torch.optim.SGD([{"params": params}, {"params": params[1:2]}]),
+        "failed: some parameters appear in more than one parameter group",
     ),
     (
-        lambda params: torch.optim.SGD([{"params": [p], "lr": p.numel()} for p in params]),
-        "several groups: lr is 6 for weight, but 2 for bias$",
+        lambda params: [torch.optim.SGD(params), torch.optim.AdamW(params[2:])],
+        "holds norm twice$",
     ),
+    (
+        lambda params: torch.optim.AdamW([{"params": params, "weight_decy": 0.0}]),
+        "gives group 0 'weight_decy', which AdamW does not take .did you mean 'weight_decay'",
+    ),
+    (
+        lambda params: torch.optim.AdamW([{"params": params, "decoupled_weight_decay": False}]),
+        "gives group 0 'decoupled_weight_decay', which AdamW does not take",
+    ),
+    (lambda params: _unfrozen(params), "has frozen require a gradient, which is too late"),
+    (piper.adamw(groups={"*.bias": {"lr": 0.1}}), r"no parameter matches '\*.bias'"),
+    (piper.adamw(groups={"*": {}, "bias": {}}), "no parameter matches 'bias'"),
+    (piper.adamw(groups={"bias": {"rl": 0.1}}), "gives group 0 'rl', which AdamW does not take"),
+    (piper.adamw(groups={"bias": {}}, rl=0.1), "AdamW does not take .*'rl'"),
     (lambda params: _with_hook(params), "adds hooks to the optimizer's step"),
     (lambda params: _with_scheduler(params), "replaces the optimizer's step"),
 ]
@@ -199,16 +251,34 @@ def _with_scheduler(params: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-PARAMS = {
-    "weight": nn.Parameter(torch.zeros(2, 3)),
-    "bias": nn.Parameter(torch.zeros(2)),
-    "norm": nn.Parameter(torch.zeros(3)),
-    "frozen": nn.Parameter(torch.zeros(4), requires_grad=False),
-}
+def _unfrozen(params: Any) -> torch.optim.Optimizer:
+    params[3].requires_grad_(True)
+    return torch.optim.SGD(params)
 
 
-def _resolve(given: Any) -> Optimizer:
-    return resolve_optimizer(given, PARAMS, trained=("weight", "bias", "norm"))
+class _Few(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 3))
+        self.bias = nn.Parameter(torch.zeros(2))
+        self.norm = nn.Parameter(torch.zeros(3))
+        self.frozen = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+
+FEW = _Few()
+
+
+def _resolve(given: Any) -> Grouping:
+    params = dict(FEW.named_parameters())
+    return resolve_optimizer(given, FEW, params, trained=("weight", "bias", "norm"))
+
+
+def _group(given: Any) -> ParamGroup:
+    """The one group with all that is trained."""
+    grouping = _resolve(given)
+    assert grouping.of == {"weight": 0, "bias": 0, "norm": 0}
+    (group,) = grouping.groups
+    return group
 
 
 @pytest.mark.parametrize(("given", "why"), REFUSED, ids=[why for _, why in REFUSED])
@@ -222,26 +292,81 @@ def test_optimizers_that_are_refused(given: Any, why: str) -> None:
         assert f"test_optimizers.py:{line})" in refused.value.message
 
 
-def _grouped_alike(params: Any) -> torch.optim.Optimizer:
-    """The idiom of most GPT scripts, with one decay for all."""
+def test_a_factory_becomes_what_it_was_given() -> None:
+    found = _group(partial(torch.optim.AdamW, lr=torch.tensor(0.5), betas=(0.8, 0.999)))
+    assert found == ParamGroup("AdamW", {"lr": 0.5, "betas": (0.8, 0.999)})
+    assert _group(torch.optim.SGD) == ParamGroup("SGD", {})
+    assert _group(piper.sgd(lr=0.2)) == ParamGroup("SGD", {"lr": 0.2})
+    assert _group(lambda params: torch.optim.SGD(params, 0.2)) == ParamGroup("SGD", {"lr": 0.2})
+    assert _group(lambda params: torch.optim.SGD(iter(params), 0.2)) == _group(piper.sgd(lr=0.2))
+
+
+def _grouped(params: Any) -> torch.optim.Optimizer:
+    """The idiom of most GPT scripts."""
     params = [p for p in params if p.requires_grad]
     matrices = [p for p in params if p.dim() >= 2]
     others = [p for p in params if p.dim() < 2]
-    groups = [{"params": g, "weight_decay": 0.1} for g in (matrices, others, []) if g]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.5)
 
 
-def test_a_factory_becomes_what_it_was_given() -> None:
-    found = _resolve(partial(torch.optim.AdamW, lr=torch.tensor(0.5), betas=(0.8, 0.999)))
-    assert found == Optimizer("AdamW", {"lr": 0.5, "betas": (0.8, 0.999)})
-    assert _resolve(torch.optim.SGD) == Optimizer("SGD", {})
-    assert _resolve(lambda params: torch.optim.SGD(params, 0.2)) == piper.sgd(lr=0.2)
-    assert _resolve(lambda params: torch.optim.SGD(iter(params), 0.2)) == piper.sgd(lr=0.2)
-    frozen = [PARAMS["frozen"]]
-    assert _resolve(
-        lambda params: torch.optim.SGD([{"params": frozen, "lr": 3.0}, {"params": params[:3]}], 0.2)
-    ) == piper.sgd(lr=0.2)
-    assert _resolve(_grouped_alike) == Optimizer("AdamW", {"lr": 0.5, "weight_decay": 0.1})
+def _by_name(model: nn.Module) -> torch.optim.Optimizer:
+    named = dict(model.named_parameters())
+    decayed = {"params": [named["weight"]], "weight_decay": 0.1}
+    rest = {"params": [named["bias"], named["norm"]], "weight_decay": 0.0}
+    return torch.optim.AdamW([decayed, rest], lr=0.5)
+
+
+def _annotated(whole: _Few) -> torch.optim.Optimizer:
+    return _by_name(whole)
+
+
+def test_groups_are_what_a_factory_says() -> None:
+    groups = (
+        ParamGroup("AdamW", {"lr": 0.5, "weight_decay": 0.1}),
+        ParamGroup("AdamW", {"lr": 0.5, "weight_decay": 0.0}),
+    )
+    wanted = Grouping(groups, {"weight": 0, "bias": 1, "norm": 1})
+    for factory in (_grouped, _by_name, _annotated, partial(_by_name)):
+        assert _resolve(factory) == wanted
+
+
+def test_groups_by_patterns() -> None:
+    groups = {"b*": {"lr": 0.1}, "*o*": {"weight_decay": 0.0}}
+    found = _resolve(piper.sgd(lr=0.5, groups=groups))
+    assert found.of == {"weight": 2, "bias": 0, "norm": 1}
+    assert found.groups == (
+        ParamGroup("SGD", {"lr": 0.1}, label="b*"),
+        ParamGroup("SGD", {"lr": 0.5}, label="*o*"),
+        ParamGroup("SGD", {"lr": 0.5}),
+    )
+
+
+@pytest.mark.parametrize("name", ["left out", "frozen", "frozen in a group"])
+def test_what_a_factory_leaves_out_or_freezes_is_in_no_group(name: str) -> None:
+    def factory(model: nn.Module) -> torch.optim.Optimizer:
+        bias = model.get_parameter("bias")
+        if "frozen" in name:
+            bias.requires_grad_(False)
+        whole = name == "frozen in a group"
+        return torch.optim.SGD([p for p in model.parameters() if whole or p is not bias])
+
+    assert _resolve(factory).of == {"weight": 0, "norm": 0}
+    assert FEW.bias.requires_grad, "the model is as before"
+
+
+def test_several_optimizers_have_groups_of_their_own() -> None:
+    def factory(params: list[Tensor]) -> tuple[torch.optim.Optimizer, ...]:
+        rest = [{"params": params[1:2]}, {"params": params[2:], "lr": 1.0, "name": "norms"}]
+        return torch.optim.SGD(params[:1]), torch.optim.AdamW(rest)
+
+    found = _resolve(factory)
+    assert found.of == {"weight": 0, "bias": 1, "norm": 2}
+    assert found.groups == (
+        ParamGroup("SGD"),
+        ParamGroup("AdamW", number=1),
+        ParamGroup("AdamW", {"lr": 1.0}, number=1, label="norms"),
+    )
 
 
 def test_a_factory_sees_what_the_model_wrote_on_a_parameter() -> None:
@@ -254,8 +379,8 @@ def test_a_factory_sees_what_the_model_wrote_on_a_parameter() -> None:
         return torch.optim.SGD([p for p in params if not hasattr(p, "no_decay")], lr=0.1)
 
     program = piper.trace(make, torch.ones(8, 6).double(), lambda m, x: m(x).square().mean())
-    with pytest.raises(PlanError, match=r"test_optimizers.py:\d+\) leaves out bias"):
-        program.lower(optimizer=factory)
+    plan = program.lower(optimizer=factory).plan
+    assert {n: t.trainable for n, t in plan.tensors.items()} == {"weight": True, "bias": False}
 
 
 def test_a_factory_is_shown_the_models_parameters() -> None:
@@ -268,13 +393,6 @@ def test_a_factory_is_shown_the_models_parameters() -> None:
 
     program.lower(optimizer=factory)
     assert shown == [tuple(p.shape) for p in CASES["tied"].model().parameters()]
-
-    def matrices(params: list[Tensor]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW([p for p in params if p.ndim >= 2])
-
-    words = r"test_optimizers.py:\d+\) leaves out stages.0.norm.weight, .* and \d+ more"
-    with pytest.raises(PlanError, match=words):
-        program.lower(optimizer=matrices)
 
 
 @pytest.mark.parametrize(("name", "options"), OURS, ids=map(_named, OURS))
@@ -300,7 +418,8 @@ def _state_bytes(updaters: Any) -> int:
     storages = {}
     for updater in updaters:
         assert isinstance(updater, Updater)
-        held = [v for s in updater.optimizer.state.values() for v in s.values()]
+        optimizers = updater.optimizers.values()
+        held = [v for o in optimizers for s in o.state.values() for v in s.values()]
         if updater.narrow:
             held += updater.masters
         storages |= {t.untyped_storage().data_ptr(): t for t in held if isinstance(t, Tensor)}

@@ -13,15 +13,16 @@ from piper.check.proofs.resident import MAX_RESIDENT, most_resident
 from piper.cli.main import main
 from piper.errors import CheckError
 from piper.ir.graph import Stream
+from piper.ir.tensor_type import TensorType
 from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Task
-from piper.plan.types import Optimizer, Plan, RankClass
+from piper.plan.types import ParamGroup, Plan, RankClass
 from tests.tasks import BODY, comm, run
 
 OTHER = "1" * 16
 HALVES = (Slice((("pp", 0),)), Slice((("pp", 1),)))
-X = Slot("x", "temp", (4,), "float32")
+X = Slot("x", "temp", TensorType((4,), "float32"))
 
 
 def _plan(*tasks: list[Task], slots: tuple[Slot, ...], num_streams: int, device: str) -> Plan:
@@ -38,7 +39,7 @@ def _plan(*tasks: list[Task], slots: tuple[Slot, ...], num_streams: int, device:
         batch_constants={},
         data_axes=(),
         num_microbatches=1,
-        optimizer=Optimizer("SGD"),
+        param_groups=(ParamGroup("SGD"),),
         seed=0,
         device=device,
         clip=None,
@@ -78,7 +79,8 @@ def test_more_waiting_kernels_than_places() -> None:
 def test_messages_of_another_shape_or_dtype() -> None:
     plan = _waiting(2)
     for changes in ({"shape": (5,)}, {"dtype": "float64"}, {"bound": 7}):
-        slots = (msgspec.structs.replace(plan.classes[1].slots[0], **changes), X)
+        other = msgspec.structs.replace(X.type, **changes)
+        slots = (msgspec.structs.replace(plan.classes[1].slots[0], type=other), X)
         part = msgspec.structs.replace(plan.classes[1], slots=slots)
         wrong = msgspec.structs.replace(plan, classes=(plan.classes[0], part))
         with pytest.raises(CheckError, match=r"messages: pp=0 to pp=1: send0 sends float32\[4\]"):

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import piper
 from piper.api.job import Job
 from piper.cli.main import main
 from piper.errors import Call
 from piper.plan.report.diff import _longest_increasing, diff
+from piper.plan.types import ParamGroup
 from tests.strategies import strategy_of
 from tests.zoo import program_of
 
@@ -77,9 +77,13 @@ def test_a_class_that_only_one_plan_has(job: Job) -> None:
 
 def test_everything_that_a_plan_holds_counts(job: Job) -> None:
     plan = job.plan
-    sgd = piper.sgd(lr=0.5)
+    one, two = ParamGroup("SGD", {"lr": 0.5}), ParamGroup("AdamW")
+    num = sum(len(bucket.params) for bucket in plan.buckets)
     changes = {
-        "optimizer: SGD(lr=0.1) -> SGD(lr=0.5)": {"optimizer": sgd},
+        "optimizer: SGD(lr=0.1) -> SGD(lr=0.5)": {"param_groups": (one,)},
+        f"optimizer: SGD(lr=0.1) -> SGD(lr=0.5) for {num} parameters; AdamW() for 0 parameters": {
+            "param_groups": (one, two)
+        },
         "seed: 0 -> 1": {"seed": 1},
         "device: cpu -> cuda": {"device": "cuda"},
         "tensors: only in A (1): head.weight": {

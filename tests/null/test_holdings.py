@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from piper.check import problems
+from piper.ir.tensor_type import TensorType
 from piper.mesh import Mesh, Slice
 from piper.plan.holdings import Box, Holding, box_of, holdings
 from piper.plan.slots import Slot
 from piper.plan.tasks import Update
-from piper.plan.types import Bucket, ModelTensor, Optimizer, Plan, RankClass
+from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankClass
 from tests.plans import NAMES, plan_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
@@ -74,7 +75,7 @@ MESH = Mesh((("ep", 2), ("tp", 3), ("dp", 2)))
     "cut", [(), (("ep", 0),), (("tp", 1),), (("ep", 0), ("tp", 1)), (("ep", 1), ("tp", 1))], ids=str
 )
 def test_boxes_of_any_dims_and_several_axes(cut: tuple[tuple[str, int], ...]) -> None:
-    tensor = ModelTensor((4, 12, 2), "float32", "", (), cut=cut)
+    tensor = ModelTensor(TensorType((4, 12, 2), "float32"), "", (), cut=cut)
     boxes = {box_of(tensor, MESH, MESH.coordinates(rank)) for rank in range(MESH.size)}
     assert len(boxes) == MESH.size_of(tuple(axis for axis, _ in cut))
     seen = Counter(e for box in boxes for e in _elements(_all_of(box)))
@@ -88,8 +89,8 @@ def _all_of(box: Box) -> Holding:
 def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
     """Two parameters, cut along other dims by ep and tp, in one bucket whose shards are over dp."""
     tensors = {
-        "a": ModelTensor((4, 6), "float32", "", (), cut=(("ep", 0), ("tp", 1))),
-        "b": ModelTensor((6, 2), "float32", "", (), cut=(("tp", 0), ("ep", 1))),
+        "a": ModelTensor(TensorType((4, 6), "float32"), "", (), cut=(("ep", 0), ("tp", 1))),
+        "b": ModelTensor(TensorType((6, 2), "float32"), "", (), cut=(("tp", 0), ("ep", 1))),
     }
     bucket = Bucket(
         name="b0",
@@ -102,8 +103,8 @@ def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
         over=("dp",),
     )
     slots = (
-        Slot("$shard", "shard", (3,), "float32", bucket=0),
-        Slot("$grad", "grad", (3,), "float32", bucket=0),
+        Slot("$shard", "shard", TensorType((3,), "float32"), bucket=0),
+        Slot("$grad", "grad", TensorType((3,), "float32"), bucket=0),
     )
     update = Update(name="u", stream=0, bucket=0, gradient=1, stepped=(0,), count=1.0)
     plan: Plan = Plan(
@@ -116,7 +117,7 @@ def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
         batch_constants={},
         data_axes=("dp",),
         num_microbatches=1,
-        optimizer=Optimizer("AdamW"),
+        param_groups=(ParamGroup("AdamW"),),
         seed=0,
         device="cpu",
         bodies=(),

@@ -8,6 +8,7 @@ import pytest
 
 from piper.check import check_plan, compressed
 from piper.check.proofs.limit import peaks
+from piper.ir.tensor_type import TensorType
 from piper.passes.dispatch.shared_buffers import share_buffers
 from piper.plan.local_order import Local
 from piper.plan.memory_use import memory_use
@@ -26,7 +27,7 @@ COMPUTE, MESSAGES, OTHER = 0, 1, 2
 
 def _received(num: int, *, apart: int = 1, stream: int = COMPUTE) -> tuple[list[Slot], list[Task]]:
     """Receives, each right before the chunk that reads and frees it, and chunks in between."""
-    slots = [Slot(f"x{i}", "temp", (4,), "float32") for i in range(num)]
+    slots = [Slot(f"x{i}", "temp", TensorType((4,), "float32")) for i in range(num)]
     tasks = []
     for i in range(num):
         tasks.append(comm("recv", f"recv{i}", MESSAGES, target=i))
@@ -65,10 +66,10 @@ def test_a_buffer_that_is_free_anyway_is_taken_at_once() -> None:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        ({"bound": 9}, None),
+        ({"type": TensorType((4,), "float32", 9)}, None),
         ({"kind": "gathered"}, None),
         ({"kind": "grad"}, None),
-        ({"shape": (0,)}, None),
+        ({"type": TensorType((0,), "float32")}, None),
         ({"base": 1}, None),
         ({}, "send"),
         ({}, "all_reduce"),
@@ -77,7 +78,7 @@ def test_a_buffer_that_is_free_anyway_is_taken_at_once() -> None:
     ids=str,
 )
 def test_what_has_no_buffer(change: dict, kind: str | None) -> None:
-    slots = [Slot(**{"name": "x", "kind": "temp", "shape": (4,), "dtype": "float32", **change})]
+    slots = [Slot(**{"name": "x", "kind": "temp", "type": TensorType((4,), "float32"), **change})]
     reader = run("reader", COMPUTE, reads=(0,), writes=(0,) if kind == "run" else ())
     tasks: list[Task] = [
         comm("recv", "recv", MESSAGES, target=0),
@@ -85,7 +86,7 @@ def test_what_has_no_buffer(change: dict, kind: str | None) -> None:
         run("last", COMPUTE, reads=(0,), frees=(0,)),
     ]
     assert _shared(slots, tasks)[0] == {}
-    plain = [Slot("x", "temp", (4,), "float32")]
+    plain = [Slot("x", "temp", TensorType((4,), "float32"))]
     tasks[1] = run("reader", OTHER, reads=(0,))
     assert _shared(plain, tasks)[0] == {0: 0}
     assert share_buffers(plain, tasks, {2: [0]}, [set(), set(), set()], keep=(0,)) == {}

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from piper.ir.tensor_type import TensorType
 from piper.plan.slots import Slot
 from piper.plan.tasks import Comm, Task
 from piper.plan.types import Plan, RankPlan, bind
@@ -130,7 +131,7 @@ def _random_plan(seed: int) -> RankPlan:
         kind = draw.choice(("temp", "temp", "temp", "batch", "host"))
         pool = 0 if kind == "temp" and draw.random() < 0.2 else -1
         users = sorted(draw.sample(range(num_tasks), min(num_tasks, draw.randint(1, 3))))
-        slots.append(Slot(f"s{number}", kind, (2,), "float32", pool=pool))  # type: ignore[arg-type]
+        slots.append(Slot(f"s{number}", kind, TensorType((2,), "float32"), pool=pool))  # type: ignore[arg-type]
         for place, user in enumerate(users):
             (writes if place == 0 and kind != "batch" else reads)[user].append(number)
         frees[users[-1]].append(number)

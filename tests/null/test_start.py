@@ -29,7 +29,7 @@ def test_a_worker_does_without_the_compiler(tmp_path: Path) -> None:
     job = program_of("dropout").lower(optimizer=piper.adamw(lr=1e-3))
     batch = batches_of("dropout")[0]
     load = {"name": "train", "plan": job.plan.to_json(), "bodies": dict(job.bodies)}
-    step = {"name": "train", "leaves": batch_leaves(batch), "options": {"lr": 0.5}}
+    step = {"name": "train", "leaves": batch_leaves(batch), "options": [{"lr": 0.5}]}
     (tmp_path / "commands").write_bytes(pickle.dumps((load, step)))
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(tmp_path / "commands")],

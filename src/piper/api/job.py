@@ -20,10 +20,10 @@ from piper.plan.report.diff import diff
 from piper.plan.report.explain import explain
 from piper.plan.report.summary import summarize
 from piper.plan.types import Plan
-from piper.runtime.factory import check_optimizer
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
+from piper.runtime.torch_optimizers import check_param_groups
 
 
 def load_job(path: str | os.PathLike[str]) -> Job:
@@ -44,7 +44,7 @@ def load_job(path: str | os.PathLike[str]) -> Job:
 def _loaded(file: JobFile) -> Job:
     plan, other = file.plan, file.evaluation
     report = check_plan(plan)
-    check_optimizer(plan.optimizer)
+    check_param_groups(plan.param_groups)
     check_bodies(plan, file.bodies)
     for part in (*plan.classes, *(other.classes if other else ())):
         if "loss" not in part.results:
@@ -98,6 +98,11 @@ class Job:
     def source(self) -> Source:
         """The model, batch and step that were traced."""
         return self._from_lowering.source
+
+    @property
+    def optimizer(self) -> Any:
+        """What `lower` was given as an optimizer."""
+        return self._from_lowering.optimizer
 
     @property
     def seconds(self) -> Mapping[str, float]:

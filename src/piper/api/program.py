@@ -30,7 +30,7 @@ from piper.ir.well_formed import verify
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text
-from piper.plan.types import Optimizer
+from piper.plan.optimizers import Optimizer
 from piper.runtime.factory import Factory
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Strategy = Callable[[Schedule], None]
 _WITH_MODEL = "piper.load_program(path, make_model, example_batch, step)"
+_SGD = Optimizer("SGD", {"lr": 0.1})
 _PRECISIONS = {None: "", "fp32": "", "bf16": "bfloat16"}  # what a model computes in
 
 
@@ -151,8 +152,8 @@ class Program:
 
     def text_after(self, last: str, *, device: str = "cpu", clip: float | None = None) -> str:
         """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
-        sgd = Optimizer("SGD", {"lr": 0.1})
-        settings = Settings(sgd, device, 0, clip, False, "", None)
+        grouping, frozen = self.source.grouping(_SGD)
+        settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, None, "", None)
         return text_after(self._scheduled, settings, last=last)
 
     def _foreseen_without_model(self, clip: float | None) -> Graph:
@@ -178,17 +179,21 @@ class Program:
         seed: int = 0,
         clip: float | None = None,
         late_clip: bool = False,
+        ema: float | None = None,
         precision: str | None = None,
         memory_limit: int | str | None = None,
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
-        `optimizer` is a function of parameters that makes a `torch.optim` optimizer, with all of them
-        in one group, or `piper.adamw(...)` or `piper.sgd(...)`; without one it is SGD with a learning
-        rate of 0.1.
+        `optimizer` is a function of the list of parameters or, if its argument is called `model` or
+        annotated as a module, of the model; it makes a `torch.optim` optimizer, or a list of them, with
+        any groups. What it leaves out is not trained. Or it is `piper.adamw(...)` or `piper.sgd(...)`;
+        without one it is SGD with a learning rate of 0.1.
         `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
         together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
         again where it turns out too large.
+        With `ema=0.999` ranks keep moving averages of the parameters that they step, as
+        `AveragedModel` with `get_ema_multi_avg_fn(0.999)` does after each step: see `run.ema()`.
         With `precision="bf16"` parameters and floating-point tensors of the batch are bfloat16 in all
         computation, with float32 masters that start from the model's own initial values; "fp32", or
         none, leaves the model as it is written.
@@ -198,21 +203,25 @@ class Program:
             raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
-        chosen = self.source.optimizer(
-            Optimizer("SGD", {"lr": 0.1}) if optimizer is None else optimizer
-        )
+        if ema is not None and not (isinstance(ema, int | float) and 0 <= ema < 1):
+            raise PlanError(f"ema={ema!r}", legal="what a step keeps of averages, such as 0.999")
+        chosen = _SGD if optimizer is None else optimizer
+        grouping, frozen = self.source.grouping(chosen)
         if precision not in _PRECISIONS:
             raise PlanError(
                 f"precision={precision!r}", legal='"bf16", or "fp32" or None as written'
             )
         limit = None if memory_limit is None else parse_size(memory_limit)
-        settings = Settings(chosen, device, seed, clip, late_clip, _PRECISIONS[precision], limit)
+        dtype = _PRECISIONS[precision]
+        settings = Settings(
+            chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit
+        )
         lowered = lower(self._scheduled, settings)
         warn_of_sum(lowered.source, lowered.plan)
         return Job.of(lowered, partial(self._evaluation, settings, lowered.buckets))
 
     def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:
-        plain = replace(settings, clip=None, late_clip=False)
+        plain = replace(settings, clip=None, late_clip=False, ema=None)
         return Job.of(lower(self._scheduled, plain, trained=buckets))
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -11,26 +13,62 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
+def _opened(batch: Any) -> Any:
+    """The batch, after torch has been told how to look into dictionaries of its own types.
+
+    A `UserDict` (transformers' BatchEncoding) is to torch a thing without parts.
+    """
+    if isinstance(batch, UserDict):
+        kind = type(batch)
+        if kind not in pytree.SUPPORTED_NODES:
+            pytree.register_pytree_node(
+                kind,
+                lambda held: (list(held.data.values()), tuple(held.data)),
+                partial(_with_data, kind),
+                flatten_with_keys_fn=lambda held: (
+                    [(pytree.MappingKey(key), value) for key, value in held.data.items()],
+                    tuple(held.data),
+                ),
+            )
+        for value in batch.data.values():
+            _opened(value)
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            _opened(value)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            _opened(value)
+    return batch
+
+
+def _with_data(kind: type[UserDict[Any, Any]], values: Iterable[Any], keys: Iterable[Any]) -> Any:
+    made = kind()
+    made.data = dict(zip(keys, values, strict=True))
+    return made
+
+
 def batch_leaves(batch: Any) -> dict[str, Tensor]:
     """`{"x": [a, b]}` -> `{"batch:x.0": a, "batch:x.1": b}`; what is no tensor is left out."""
-    leaves, _ = pytree.tree_flatten_with_path(batch)
+    leaves, _ = pytree.tree_flatten_with_path(_opened(batch))
     return {leaf_name(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
 
 
 def batch_constants(batch: Any) -> dict[str, str]:
     """What is no tensor in a batch, printed: it is part of the traced code."""
-    leaves, _ = pytree.tree_flatten_with_path(batch)
+    leaves, _ = pytree.tree_flatten_with_path(_opened(batch))
     return {leaf_name(path): repr(x) for path, x in leaves if not isinstance(x, Tensor)}
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """The same batch with a function applied to each of its tensors."""
-    return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+    return pytree.tree_map(
+        lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, _opened(batch)
+    )
 
 
 def join_batches(batches: Sequence[Any]) -> Any:
     """One batch with the samples of several; what is no tensor comes from the first."""
-    joined = zip(*(pytree.tree_leaves(batch) for batch in batches), strict=True)
+    joined = zip(*(pytree.tree_leaves(_opened(batch)) for batch in batches), strict=True)
     parts = [torch.cat(found) if isinstance(found[0], Tensor) else found[0] for found in joined]
     return pytree.tree_unflatten(parts, pytree.tree_structure(batches[0]))
 

@@ -13,6 +13,7 @@ from piper.bodies.cutting.joint import trace_joint
 from piper.bodies.cutting.partition import Half, Recompute, partition
 from piper.bodies.cutting.routed import Routing, bounded, route
 from piper.bodies.cutting.row_wise import refuse_mixed_rows
+from piper.bodies.cutting.unsure_strides import reshape_where_unsure
 from piper.bodies.files.codec import content_hash, encode
 from piper.bodies.files.codec import load as load
 from piper.bodies.flops import operator_flops
@@ -53,6 +54,7 @@ class BodyStore:
         if routing is not None:
             code, run = route(code, routing, device=device)
         joint = trace_joint(code, device=device, run=run)
+        reshape_where_unsure(joint.graph)
         growth = routing.num_ranks if routing else 1  # all rows may come to one rank
         parts = partition(joint, code, recompute)
         if routing is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from piper.check.parties import Party, World
-from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
+from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
+from piper.plan.group_runs import runs_within
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.slots import FILLED, STAYING, Slot
 from piper.plan.tasks import Run, Settle, Update
-from piper.plan.types import Optimizer
+from piper.plan.types import Bucket, ParamGroup, Plan
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers", "inside")
 
@@ -69,11 +71,10 @@ class _Ledger:
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
         for task in party.tasks:
             if isinstance(task, Update):
-                written = [party.slots[s] for s in task.stepped]
-                self.optimizer += sum(state_bytes(s, world.plan.optimizer) for s in written)
+                state = _State(world.plan, task, party.slots)
+                self.optimizer += state.kept
                 if task.late:
-                    kept = sum(_kept_bytes(s, world.plan.optimizer) for s in written)
-                    self.late[task.bucket] = kept
+                    self.late[task.bucket] = state.before
         self.total = self.optimizer + sum(
             b for b, a in zip(self.size, self.alive, strict=True) if a
         )
@@ -132,22 +133,41 @@ class _Ledger:
 def slot_bytes(slot: Slot) -> int:
     if slot.kind == "host":
         return 0
-    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes
+    return slot.type.bound_nbytes
 
 
-def state_bytes(slot: Slot, optimizer: Optimizer) -> int:
-    """What the optimizer keeps for a parameter: its averages, and a master of a narrow one."""
-    wide = accumulation_dtype(slot.dtype)
-    master = math.prod(slot.shape) * dtype_bytes(wide) if wide != slot.dtype else 0
-    return master + _averages(slot, optimizer)
+class _State:
+    """Bytes beside the slots that an Update steps: averages and masters of narrow parameters are `kept`
+    from step to step; a late one needs all as it was `before`, until it is settled."""
+
+    def __init__(self, plan: Plan, task: Update, known: Sequence[Slot]) -> None:
+        bucket = plan.buckets[task.bucket]
+        slots = [known[s] for s in task.stepped[: len(bucket.params)]]
+        wide = accumulation_dtype(bucket.dtype)
+        masters = sum(math.prod(slot.shape) for slot in slots) * dtype_bytes(wide)
+        averages = max(
+            sum(_averages(plan.param_groups[g], shape, dtype_bytes(wide)) for g, shape in pieces)
+            for pieces in _pieces(plan, bucket, slots)
+        )
+        self.kept = averages + (masters if wide != bucket.dtype else 0)
+        self.kept += masters if plan.ema is not None else 0
+        self.before = averages + masters
 
 
-def _kept_bytes(slot: Slot, optimizer: Optimizer) -> int:
-    """What a late update keeps until it is settled: parameters and averages as they were."""
-    wide = accumulation_dtype(slot.dtype)
-    return math.prod(slot.shape) * dtype_bytes(wide) + _averages(slot, optimizer)
+def _pieces(
+    plan: Plan, bucket: Bucket, slots: Sequence[Slot]
+) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
+    """What is stepped by itself, with its parameter group: whole parameters; or, for each of the ranks
+    that a bucket is cut for, the runs of its part."""
+    if not bucket.over:
+        yield [(bucket.group_of(i), slot.shape) for i, slot in enumerate(slots)]
+        return
+    parts = plan.mesh.size_of(bucket.over)
+    for part in range(parts if len(set(bucket.param_groups)) > 1 else 1):
+        window = part * bucket.size // parts, (part + 1) * bucket.size // parts
+        yield [(run.group, (run.end - run.begin,)) for run in runs_within(bucket, *window)]
 
 
-def _averages(slot: Slot, optimizer: Optimizer) -> int:
-    elements, numbers = state_size(optimizer, slot.shape)
-    return elements * dtype_bytes(accumulation_dtype(slot.dtype)) + numbers * SCALAR_BYTES
+def _averages(group: ParamGroup, shape: tuple[int, ...], element: int) -> int:
+    elements, numbers = state_size(group, shape)
+    return elements * element + numbers * SCALAR_BYTES

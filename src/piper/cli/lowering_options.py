@@ -10,7 +10,8 @@ from piper.plan.optimizers import KNOWN
 
 if TYPE_CHECKING:
     from piper.api.job import Job
-    from piper.plan.types import Optimizer
+    from piper.plan.optimizers import Optimizer
+    from piper.runtime.factory import Factory
 
 OPTIMIZERS = {name.lower(): name for name in KNOWN}
 LOWERING_OPTIONS = ("device", "precision", "clip", "optimizer", "lr", "seed")
@@ -25,7 +26,7 @@ def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
         "--optimizer",
         choices=tuple(OPTIMIZERS),
         metavar="NAME",
-        help="one of torch.optim (default: the file's optimizer(params), else adamw)",
+        help="one of torch.optim (default: the file's optimizer, else adamw)",
     )
     group.add_argument("--lr", type=float, metavar="X", help="learning rate")
     group.add_argument("--seed", type=int, help="of weights, dropout, order of data (default: 0)")
@@ -35,7 +36,7 @@ def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
 def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> Job:
     """The job of a program under these options."""
     job: Job = program.lower(
-        optimizer=optimizer_of(module, arguments, program),
+        optimizer=optimizer_of(module, arguments),
         device=arguments.device or "cpu",
         seed=arguments.seed or 0,
         clip=arguments.clip,
@@ -44,15 +45,12 @@ def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> 
     return job
 
 
-def optimizer_of(module: ModuleType, arguments: argparse.Namespace, program: Any) -> Optimizer:
+def optimizer_of(module: ModuleType, arguments: argparse.Namespace) -> Optimizer | Factory:
     """That of the command line, else of the file, else AdamW; --lr is for any of them."""
-    from piper.plan.types import Optimizer
+    from piper.plan.optimizers import Optimizer
+    from piper.runtime.factory import at_rate
 
     own = getattr(module, "optimizer", None)
     if arguments.optimizer or own is None:
-        found = Optimizer(OPTIMIZERS[arguments.optimizer or "adamw"])
-    else:
-        found = program.source.optimizer(own)
-    if arguments.lr is None:
-        return found
-    return Optimizer(found.name, {**found.options, "lr": arguments.lr})
+        own = Optimizer(OPTIMIZERS[arguments.optimizer or "adamw"])
+    return own if arguments.lr is None else at_rate(own, arguments.lr)

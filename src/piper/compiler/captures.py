@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from piper.errors import TraceError
 from piper.frontend.capture.capture import Capture, Recording, Step, alike, finish, record
+from piper.frontend.capture.captured_nodes import callee, source_of
+from piper.frontend.capture.interpret import FailedNode
 from piper.ir.tensor_type import TensorType
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ class Captures:
         batch_size: int,
         dtype: str,
         training: bool,
+        frozen: frozenset[str],
         trained: Captures | None = None,
     ) -> None:
         self.make_model = make_model
@@ -37,6 +40,7 @@ class Captures:
         self.batch_size = batch_size
         self.dtype = dtype
         self.training = training
+        self.frozen = frozen
         self.trained = trained
         self._by_rows: dict[int, Capture] = {}
         self._open: Recording | None = None  # with a symbolic number of rows
@@ -81,7 +85,15 @@ class Captures:
             return None
 
     def _recorded(self, rows: int) -> Capture:
-        capture = finish(self._record(rows, any_rows=False), rows)
+        recording = self._record(rows, any_rows=False)
+        try:
+            capture = finish(recording, rows)
+        except FailedNode as failed:
+            reason = f"{type(failed.cause).__name__}: {str(failed.cause).strip().splitlines()[0]}"
+            raise TraceError(
+                f"{callee(failed.node)} fails on fake tensors ({source_of(failed.node)}): {reason}",
+                legal="operators that know the shapes of their results (torch.library.register_fake)",
+            ) from failed
         if self._open is None or rows == self.batch_size:
             return capture
         return self._renamed(capture, rows)
@@ -107,6 +119,7 @@ class Captures:
             any_rows=any_rows,
             dtype=self.dtype,
             training=self.training,
+            frozen=self.frozen,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -32,8 +33,9 @@ from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
+from piper.plan.optimizers import Grouping
 from piper.plan.tasks import Run
-from piper.plan.types import Optimizer, Plan, RankClass
+from piper.plan.types import Plan, RankClass
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,20 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Settings:
-    """What `lower` was asked for."""
+    """What `lower` was asked for.
 
-    optimizer: Optimizer
+    `grouping` is what `optimizer` makes of the model's parameters; `frozen` are those that a gradient
+    reaches, but no optimizer steps.
+    """
+
+    optimizer: Any
+    grouping: Grouping
+    frozen: frozenset[str]
     device: str
     seed: int
     clip: float | None
     late_clip: bool
+    ema: float | None
     dtype: str
     memory_limit: int | None
 
@@ -73,6 +82,7 @@ class Lowered:
     bodies: Mapping[str, str]
     report: Report
     buckets: Bucketed
+    optimizer: Any  # as the user gave it
     seconds: Mapping[str, float]  # what each pass took
 
 
@@ -132,7 +142,10 @@ def _started(
     check_device(device)
     begin = time.perf_counter()
     source = scheduled.source.variant(
-        dtype=settings.dtype, training=trained is None, cut=scheduled.stages
+        dtype=settings.dtype,
+        training=trained is None,
+        frozen=settings.frozen,
+        cut=scheduled.stages,
     )
     logical, traced = refine(scheduled, source)
     flops: dict[str, float] = {}
@@ -159,7 +172,7 @@ def _started(
         device=device,
         clip=settings.clip,
         late=settings.late_clip,
-        optimizer=settings.optimizer,
+        grouping=settings.grouping,
         trained=trained,
     )
     state.seconds["refine"] = time.perf_counter() - begin
@@ -188,10 +201,11 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         batch_constants=batch_constants(source.batch),
         data_axes=data_axes(logical),
         num_microbatches=logical.num_microbatches,
-        optimizer=settings.optimizer,
+        param_groups=settings.grouping.groups,
         seed=settings.seed,
         device=settings.device,
         clip=settings.clip,
+        ema=settings.ema,
         bodies=tuple(sorted(used)),
         buckets=bucketed.buckets,
         history=scheduled.history,
@@ -203,7 +217,8 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
     report = check_plan(plan, memory_limit=settings.memory_limit)
     state.seconds["prove"] = time.perf_counter() - begin
     texts = {name: source.bodies.texts[name] for name in plan.bodies}
-    return Lowered(source, state.graph, plan, texts, report, bucketed, state.seconds)
+    optimizer, graph = settings.optimizer, state.graph
+    return Lowered(source, graph, plan, texts, report, bucketed, optimizer, state.seconds)
 
 
 def _cut(logical: Graph, name: str) -> tuple[tuple[str, int], ...]:

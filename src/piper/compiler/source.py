@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from piper.bodies.chunk_code import spec_of
 from piper.bodies.leaves import batch_leaves
 from piper.bodies.store import BodyStore
 from piper.compiler.captures import Captures
@@ -24,7 +25,8 @@ from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
 from piper.ir.tensor_type import TensorType
-from piper.plan.types import BatchLeaf, ModelTensor, Optimizer
+from piper.plan.optimizers import Grouping, Optimizer
+from piper.plan.types import ModelTensor
 from piper.runtime.factory import Factory, resolve_optimizer
 
 if TYPE_CHECKING:
@@ -44,12 +46,14 @@ class Cuts:
 
 
 UNCUT = Cuts()
+Variant = tuple[str, bool, frozenset[str]]  # dtype, training, frozen
 
 
 class Source:
     """Captures at any number of rows, and the bodies made from them; nothing is made twice.
 
-    `dtype` is what the model computes in ("" as it is written); without `training` it is in eval().
+    `dtype` is what the model computes in ("" as it is written); without `training` it is in eval();
+    `frozen` parameters get no gradient.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Source:
         stages: str,
         dtype: str = "",
         training: bool = True,
+        frozen: frozenset[str] = frozenset(),
         trained: Source | None = None,
     ) -> None:
         self.make_model = make_model
@@ -73,7 +78,7 @@ class Source:
         self.dtype = dtype
         self.training = training
         self.guessed = False
-        self._variants: dict[tuple[str, bool], Source] = {(dtype, training): self}
+        self._variants: dict[Variant, Source] = {(dtype, training, frozen): self}
         self._captures: Captures = Captures(
             make_model,
             batch,
@@ -81,23 +86,34 @@ class Source:
             batch_size=self.batch_size,
             dtype=dtype,
             training=training,
+            frozen=frozen,
             trained=trained._captures if trained else None,
         )
         self._traced: dict[tuple[int, Cuts], Traced] = {}
 
-    def variant(self, *, dtype: str, training: bool, cut: StageCut | None) -> Source:
-        """The same program computing in another dtype, or in eval(); its chunks must be the same."""
-        if (dtype, training) not in self._variants:
-            self._variants[dtype, training] = Source(
+    def variant(
+        self,
+        *,
+        dtype: str,
+        training: bool,
+        cut: StageCut | None,
+        frozen: frozenset[str] = frozenset(),
+    ) -> Source:
+        """The same program computing in another dtype, in eval() or with fewer gradients; its chunks
+        must be the same."""
+        key = (dtype, training, frozen)
+        if key not in self._variants:
+            self._variants[key] = Source(
                 self.make_model,
                 self.batch,
                 self.step,
                 stages=self.stages,
                 dtype=dtype,
                 training=training,
-                trained=None if training else self._variants.get((dtype, True)),
+                frozen=frozen,
+                trained=None if training else self._variants.get((dtype, True, frozen)),
             )
-        variant = self._variants[dtype, training]
+        variant = self._variants[key]
         if variant is not self:
             self._check_chunks(variant, Cuts(stages=cut))
         return variant
@@ -107,7 +123,8 @@ class Source:
         same = [(c.tags, c.part) for c in mine.chunks] == [(c.tags, c.part) for c in theirs.chunks]
         # Positions where stages begin mean the same only in the same trace.
         if not same or (cuts.stages is not None and not alike(one, two)):
-            how = f"in {other.dtype}" if other.training else "in eval() mode"
+            how = f"in {other.dtype}" if other.dtype else "with parameters that are not trained"
+            how = how if other.training else "in eval() mode"
             raise TraceError(
                 f"the model's structure is another one {how}",
                 details=[f"first difference at {first_difference(one, two)}"],
@@ -115,13 +132,13 @@ class Source:
             )
 
     @property
-    def batch_specs(self) -> dict[str, BatchLeaf]:
+    def batch_specs(self) -> dict[str, TensorType]:
         """The leaves of a global batch, as the program takes them."""
         leaves = {}
         for name, leaf in self.leaves.items():
             dtype = str(leaf.dtype).removeprefix("torch.")
             cast = self.dtype if leaf.is_floating_point() and self.dtype else dtype
-            leaves[name] = BatchLeaf(tuple(leaf.shape), cast)
+            leaves[name] = TensorType(tuple(leaf.shape), cast)
         return leaves
 
     def captured(self, rows: int) -> Capture:
@@ -178,25 +195,28 @@ class Source:
             )
         return local
 
-    def optimizer(self, given: Optimizer | Factory) -> Optimizer:
-        """What a user gives as an optimizer for this model, as data."""
+    def grouping(self, optimizer: Optimizer | Factory) -> tuple[Grouping, frozenset[str]]:
+        """What an optimizer makes of the model's parameters; and those it leaves out, though a gradient
+        reaches them."""
         whole, traced = self.at(self.batch_size)
         params = {plain_name(name): param for name, param in whole.model.named_parameters()}
         trained = {n for n, v in traced.values.items() if v.role == "param" and v.gradient}
-        return resolve_optimizer(given, params, trained=trained)
+        grouping = resolve_optimizer(optimizer, whole.model, params, trained=trained)
+        return grouping, frozenset(trained - grouping.of.keys())
 
     @cached_property
     def tensors(self) -> dict[str, ModelTensor]:
-        """All parameters and buffers of the model that a step reads, with their initializers."""
+        """All parameters and buffers of the model, also those that no step reads, with their
+        initializers: in the model's order, so that a copy takes the randomness of its original."""
         capture, traced = self.at(self.batch_size)
-        used = {n: v for n, v in traced.values.items() if v.role in ("param", "buffer")}
-        # In the model's order, so that a copy takes the randomness of what it was copied from.
-        wanted = {name: tensor for name, tensor in capture.made.items() if name in used}
+        buffers = {plain_name(name) for name, _ in capture.model.named_buffers()}
         tensors = {}
-        for name, code in capture.initializers.bodies(wanted).items():
+        for name, code in capture.initializers.bodies(capture.made).items():
             init = self.bodies.add(code.graph, code.constants)
-            spec = used[name].spec
-            tensors[name] = ModelTensor(spec.shape, spec.dtype, init, code.keys)
+            spec = (
+                traced.values[name].spec if name in traced.values else spec_of(capture.made[name])
+            )
+            tensors[name] = ModelTensor(spec, init, code.keys, buffer=name in buffers)
         return tensors
 
 

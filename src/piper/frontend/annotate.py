@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -65,6 +65,14 @@ def _matching(pattern: str, known: list[str], name: str) -> list[str]:
             call=Call("tag", user_source()),
         )
     return paths
+
+
+def untag(model: nn.Module, name: str, paths: Iterable[str]) -> None:
+    """Take a tag off modules whose code gives it to a part of itself."""
+    given = module_tags(model).get(name)
+    if given:
+        kept = {path: value for path, value in given.items() if path not in set(paths)}
+        setattr(model, _ATTRIBUTE, {**module_tags(model), name: kept})
 
 
 def module_tags(model: nn.Module) -> Mapping[str, Mapping[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -83,7 +84,7 @@ class Directive(
     def typed(self) -> Self:
         """The same with every argument in the type of its field, as far as it can be."""
         converted = {}
-        for field in msgspec.structs.fields(type(self)):
+        for field in _fields(type(self)):
             try:
                 argument = getattr(self, field.name)
                 converted[field.name] = msgspec.convert(argument, field.type, strict=True)
@@ -93,7 +94,7 @@ class Directive(
 
     def mistyped(self) -> tuple[str, str] | None:
         """The first argument that is not of the type of its field, and why."""
-        for field in msgspec.structs.fields(type(self)):
+        for field in _fields(type(self)):
             try:
                 msgspec.convert(getattr(self, field.name), field.type, strict=True)
             except msgspec.ValidationError as error:
@@ -115,6 +116,12 @@ class Directive(
             elif required or value != parameter.default:
                 named[parameter.name] = value
         return plain, named
+
+
+@functools.cache
+def _fields(directive: type[Directive]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The arguments of all directives of a class; made once, since types are read from text."""
+    return msgspec.structs.fields(directive)
 
 
 def kind_of(directive: type[Directive]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import msgspec
@@ -37,21 +38,30 @@ class TensorType(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def possible(self) -> bool:
         """Whether there can be such a tensor; for types from files."""
-        size = math.prod(dim for dim in (*self.shape, self.bound) if dim)
-        counts = self.bound is None or (bool(self.shape) and self.bound >= 0)
-        return (
-            is_dtype(self.dtype) and min(self.shape, default=0) >= 0 and counts and size < MAX_BYTES
-        )
+        return _possible(self)
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * dtype_bytes(self.dtype)
+        return _nbytes(self.shape, self.dtype)
 
     @property
     def bound_nbytes(self) -> int:
         if self.bound is None:
-            return self.nbytes
-        return self.bound * math.prod(self.shape[1:]) * dtype_bytes(self.dtype)
+            return _nbytes(self.shape, self.dtype)
+        return _nbytes((self.bound, *self.shape[1:]), self.dtype)
+
+
+# A graph has many Values and few types.
+@functools.lru_cache(maxsize=1 << 14)
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * dtype_bytes(dtype)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _possible(type: TensorType) -> bool:
+    size = math.prod(dim for dim in (*type.shape, type.bound) if dim)
+    counts = type.bound is None or (bool(type.shape) and type.bound >= 0)
+    return is_dtype(type.dtype) and min(type.shape, default=0) >= 0 and counts and size < MAX_BYTES
 
 
 def is_dtype(name: str) -> bool:

@@ -28,7 +28,8 @@ from piper.passes.physical.gradients import hold_parameters, reduce_gradients, u
 from piper.passes.physical.loss import Divisor, report_loss
 from piper.passes.physical.transfers import transfer_values
 from piper.passes.physical.whole import check_whole
-from piper.plan.types import Optimizer, RankClass
+from piper.plan.optimizers import Grouping
+from piper.plan.types import RankClass
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Lowering:
     device: str = "cpu"
     clip: float | None = None
     late: bool = False
-    optimizer: Optimizer | None = None
+    grouping: Grouping | None = None
     trained: Bucketed | None = None
 
     draft: Draft = field(init=False)
@@ -87,9 +88,11 @@ def _total_loss(state: Lowering) -> None:
 
 
 def _fill_buckets(state: Lowering) -> None:
-    state.bucketed = state.trained or make_buckets(state.logical, state.calls)
-    if state.optimizer is not None and state.trained is None:
-        check_whole(state.optimizer, state.logical, state.bucketed, state.calls)
+    grouping = state.grouping
+    param_groups = grouping.of if grouping else None
+    state.bucketed = state.trained or make_buckets(state.logical, state.calls, param_groups)
+    if grouping is not None and state.trained is None:
+        check_whole(grouping, state.logical, state.bucketed, state.calls)
 
 
 def _reduce_gradients(state: Lowering) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -17,9 +18,9 @@ from piper.mesh import Mesh
 from piper.plan.optimizers import StateForm, state_pieces
 from piper.plan.slots import Slot
 from piper.plan.tasks import Update
-from piper.plan.types import Bucket, ModelTensor, Plan, RankPlan, bind
+from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankPlan, bind
 
-What = Literal["param", "buffer", "grad", "master", "state"]
+What = Literal["param", "buffer", "grad", "master", "average", "state"]
 
 
 class Box(msgspec.Struct, frozen=True):
@@ -36,8 +37,8 @@ class Box(msgspec.Struct, frozen=True):
 class Holding(msgspec.Struct, frozen=True, omit_defaults=True):
     """Elements `first` to `last` of a box of a tensor lie in a slot from element `offset` on.
 
-    Masters and optimizer state lie beside the slot that they step, element for element; `form` says so
-    of a piece of state, or that it is one number, or has a shape of its own.
+    Masters, moving averages and optimizer state lie beside the slot that they step, element for element;
+    `form` says so of a piece of state, or that it is one number, or has a shape of its own.
     """
 
     what: What
@@ -117,8 +118,17 @@ class _Held:
     def _stepped(self, index: int) -> Iterator[Holding]:
         for held in self.slot(index):
             yield msgspec.structs.replace(held, what="master")
-            for name, form in state_pieces(self.plan.optimizer, held.box.size):
+            if self.plan.ema is not None:
+                yield msgspec.structs.replace(held, what="average")
+            for name, form in state_pieces(self._groups[held.tensor], held.box.size):
                 yield msgspec.structs.replace(held, what="state", state=name, form=form)
+
+    @cached_property
+    def _groups(self) -> dict[str, ParamGroup]:
+        """Trained parameter -> its parameter group."""
+        groups = self.plan.param_groups
+        trained = [bucket for bucket in self.plan.buckets if bucket.trained]
+        return {p: groups[b.group_of(i)] for b in trained for i, p in enumerate(b.params)}
 
     def _box(self, name: str) -> Box:
         return box_of(self.plan.tensors[name], self.plan.mesh, self.me.coordinates)

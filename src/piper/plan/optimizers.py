@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from piper.plan.types import Optimizer
+import msgspec
+
+from piper.plan.types import ParamGroup
 
 SCALAR_BYTES = 4  # torch counts steps in float32
 
 
-def sgd(lr: float, **options: Any) -> Optimizer:
-    """`torch.optim.SGD` with these arguments."""
-    return Optimizer("SGD", {"lr": lr, **options})
+class Optimizer(msgspec.Struct, frozen=True):
+    """A `torch.optim` class by name, and its arguments; `groups` has others for the parameters whose
+    names match a pattern, the first that does."""
+
+    name: str
+    options: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
 
 
-def adamw(lr: float = 1e-3, **options: Any) -> Optimizer:
-    """`torch.optim.AdamW` with these arguments."""
-    return Optimizer("AdamW", {"lr": lr, **options})
+class Grouping(msgspec.Struct, frozen=True):
+    """All parameter groups, and the one that each trained parameter is in."""
+
+    groups: tuple[ParamGroup, ...]
+    of: dict[str, int]
+
+
+def sgd(lr: float, *, groups: Mapping[str, dict[str, Any]] = {}, **options: Any) -> Optimizer:
+    """`torch.optim.SGD` with these arguments; `groups` as in `adamw`."""
+    return Optimizer("SGD", {"lr": lr, **options}, dict(groups))
+
+
+def adamw(
+    lr: float = 1e-3, *, groups: Mapping[str, dict[str, Any]] = {}, **options: Any
+) -> Optimizer:
+    """`torch.optim.AdamW` with these arguments.
+
+    `groups={"*.bias": {"weight_decay": 0}}` has others for parameters whose names match a pattern; the
+    first that matches counts.
+    """
+    return Optimizer("AdamW", {"lr": lr, **options}, dict(groups))
 
 
 # Per class of torch.optim that treats every element alone, what it keeps from step to step for a
@@ -60,22 +84,22 @@ KNOWN = (*_STATE, *WHOLE)
 StateForm = Literal["elements", "number", "own"]
 
 
-def state_pieces(optimizer: Optimizer, shape: tuple[int, ...]) -> list[tuple[str, StateForm]]:
+def state_pieces(group: ParamGroup, shape: tuple[int, ...]) -> list[tuple[str, StateForm]]:
     """What is kept for a parameter, by name: a number for each element, one number, or a tensor of a
     shape of its own."""
-    if optimizer.name == "Muon":
+    if group.optimizer == "Muon":
         return [("momentum_buffer", "elements")]
-    if optimizer.name == "Adafactor":
+    if group.optimizer == "Adafactor":
         if len(shape) < 2:
             return [("variance", "elements"), ("step", "number")]
         return [("row_var", "own"), ("col_var", "own"), ("step", "number")]
-    tensors, numbers = _STATE[optimizer.name](optimizer.options)
+    tensors, numbers = _STATE[group.optimizer](group.options)
     return [*((name, "elements") for name in tensors), *((name, "number") for name in numbers)]
 
 
-def state_size(optimizer: Optimizer, shape: tuple[int, ...]) -> tuple[int, int]:
+def state_size(group: ParamGroup, shape: tuple[int, ...]) -> tuple[int, int]:
     """Elements of the parameter's dtype, and plain numbers, that are kept for a parameter."""
-    forms = [form for _, form in state_pieces(optimizer, shape)]
+    forms = [form for _, form in state_pieces(group, shape)]
     elements = forms.count("elements") * math.prod(shape)
     if "own" in forms:  # averages over rows and over columns
         elements += math.prod(shape[:-1]) + math.prod((*shape[:-2], *shape[-1:]))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from piper.ir.tensor_type import TensorType
+
 
 @dataclass(frozen=True)
 class SlotKind:
@@ -66,12 +68,22 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     kind: str
-    shape: tuple[int, ...]
-    dtype: str
+    type: TensorType
     source: str = ""
     microbatch: int = 0
-    bound: int | None = None
     base: int = -1
     offset: int = 0
     bucket: int = -1
     pool: int = -1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
+
+    @property
+    def bound(self) -> int | None:
+        return self.type.bound

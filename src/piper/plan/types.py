@@ -13,11 +13,12 @@ from piper.errors import PlanError
 from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
 from piper.ir.history import Record
+from piper.ir.tensor_type import TensorType
 from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 4
+VERSION = 5
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 
@@ -26,7 +27,8 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `offsets` are in elements; `size` is padded to a multiple of the number of ranks along `over`, the
     axes along which it is cut into shards. It lives on `slices`; along `copies` each rank has the same.
-    One that is not `trained` is only gathered.
+    One that is not `trained` is only gathered. `param_groups` has the parameter group of each, in
+    order, or nothing where all are in the first.
     """
 
     name: str
@@ -39,6 +41,11 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     over: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     trained: bool = True
+    param_groups: tuple[int, ...] = ()
+
+    def group_of(self, place: int) -> int:
+        """The parameter group of one of its parameters."""
+        return self.param_groups[place] if self.param_groups else 0
 
 
 class RankClass(msgspec.Struct, Generic[TaskT], frozen=True, omit_defaults=True):
@@ -61,26 +68,33 @@ class ModelTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     in `cut` cuts it along a dim, one after the other: a rank has the box of its coordinates.
     """
 
-    shape: tuple[int, ...]
-    dtype: str
+    type: TensorType
     init: str
     keys: tuple[str, ...]
     trainable: bool = True  # whether a gradient of the loss reaches it
     cut: tuple[tuple[str, int], ...] = ()
+    buffer: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.type.dtype
 
 
-class BatchLeaf(msgspec.Struct, frozen=True):
-    """One tensor of the global batch."""
+class ParamGroup(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Parameters that are stepped alike: a `torch.optim` class by name, and its arguments.
 
-    shape: tuple[int, ...]
-    dtype: str
+    `number` says which optimizer it belongs to, where the user made several; `label` is the user's own
+    name for it.
+    """
 
-
-class Optimizer(msgspec.Struct, frozen=True):
-    """A `torch.optim` class by name, and its arguments."""
-
-    name: str
+    optimizer: str
     options: dict[str, Any] = {}
+    number: int = 0
+    label: str = ""
 
 
 class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
@@ -95,16 +109,17 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     groups: tuple[Group, ...]
     classes: tuple[RankClass[TaskT], ...]
     tensors: dict[str, ModelTensor]
-    batch: dict[str, BatchLeaf]
+    batch: dict[str, TensorType]  # leaves of the global batch
     batch_constants: dict[str, str]  # parts of the batch that are no tensors, printed
     data_axes: tuple[str, ...]
     num_microbatches: int
-    optimizer: Optimizer
+    param_groups: tuple[ParamGroup, ...]
     seed: int
     device: str
     bodies: tuple[str, ...]
     buckets: tuple[Bucket, ...] = ()
     clip: float | None = None
+    ema: float | None = None  # how much of the parameters' moving averages a step keeps
     history: tuple[Record, ...] = ()
     train: bool = True
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward

@@ -1,110 +1,170 @@
-"""factory: what a user gives as an optimizer in, its name and arguments out: a plan is data."""
+"""factory: a user's optimizer and a model in; the parameter groups that it makes, as data, out."""
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from piper.errors import PlanError, Source
-from piper.plan.optimizers import KNOWN
-from piper.plan.types import Optimizer
+from piper.errors import Call, PlanError, Source, did_you_mean, user_source
+from piper.plan.optimizers import Grouping, Optimizer
+from piper.plan.types import ParamGroup
+from piper.runtime.torch_optimizers import (
+    arguments_of,
+    check_name,
+    check_param_groups,
+    plain,
+    small_parameter,
+)
 
-Factory = Callable[[Any], torch.optim.Optimizer]
+Factory = Callable[[Any], Any]
 
 LEGAL = (
-    "piper.adamw(lr=...), piper.sgd(lr=...), or a function of parameters that makes a torch.optim "
-    "optimizer, such as partial(torch.optim.AdamW, lr=1e-3)"
+    "piper.adamw(lr=...), piper.sgd(lr=...), or a function of parameters, or of the model, that makes "
+    "a torch.optim optimizer or a list of them, such as partial(torch.optim.AdamW, lr=1e-3)"
 )
-_ONE_GROUP = (
-    "one group with all parameters that are trained, such as lambda params: torch.optim.AdamW(params); "
-    "a scheduler goes to train(..., lr_schedule=...)"
+_GROUPS = (
+    "groups of the model's own parameters, each in one group at most; a scheduler goes to "
+    "train(..., lr_schedule=...)"
 )
-_REFUSED = {
-    "LBFGS": "it computes the loss several times in a step",
-    "SparseAdam": "gradients are dense here",
-}
+
+
+def optimizers_of(given: Optimizer | Factory, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizers that a user wants for a model: of the whole model, or of its parameters."""
+    if isinstance(given, Optimizer):
+        return [_by_patterns(given, model)]
+    made = given(model if _takes_model(given) else list(model.parameters()))
+    return list(made) if isinstance(made, tuple | list) else [made]
 
 
 def resolve_optimizer(
-    given: Optimizer | Factory, params: Mapping[str, Tensor], *, trained: Collection[str]
-) -> Optimizer:
-    """The optimizer as data. A function of the user's is called with the model's parameters, all in
-    their order, to see what it makes; those that are `trained` must be in it."""
-    if isinstance(given, Optimizer):
-        check_optimizer(given)
-        return given
-    if not callable(given):
+    given: Optimizer | Factory,
+    model: nn.Module,
+    params: Mapping[str, Tensor],
+    *,
+    trained: Collection[str],
+) -> Grouping:
+    """The parameter groups that an optimizer makes. A function of the user's is called with the model
+    or its parameters, which are `params` by the names that a plan has for them; what it leaves out of
+    those that are `trained`, or freezes, is in no group."""
+    if not isinstance(given, Optimizer) and not callable(given):
         raise PlanError(f"optimizer is {given!r}", legal=LEGAL)
+    if isinstance(given, Optimizer) and not given.groups:
+        group = ParamGroup(given.name, given.options)
+        check_param_groups([group])
+        return Grouping((group,), {name: 0 for name in params if name in trained})
     if isinstance(_function(given), type):  # torch's own, which takes all parameters alike
-        params = trained = {"parameter": _small()}
+        (made,) = _called(given, lambda: [given([small_parameter()])])  # type: ignore[operator]
+        return Grouping(
+            (_group(given, made, 0, 0),), {name: 0 for name in params if name in trained}
+        )
+    before = {name: param.requires_grad for name, param in params.items()}
     try:
-        made: Any = given(list(params.values()))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise PlanError(f"{_described(given)} failed: {error}", legal=LEGAL) from error
-    name = type(made).__name__
-    if type(made) is not getattr(torch.optim, name, None):
-        raise PlanError(f"{_described(given)} made a {name}", legal=LEGAL)
-    _check_name(name)
-    problem = _wrong_tensors(made, params, trained) or _wrong_step(made)
-    if problem:
-        raise PlanError(f"{_described(given)} {problem}", legal=_ONE_GROUP)
-    group, _ = _stepping_groups(made, params, trained)[0]
-    return Optimizer(name, _options(made, group))
-
-
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise PlanError unless torch makes an optimizer of this."""
-    _check_name(optimizer.name)
-    try:
-        make_optimizer(optimizer, [_small()])
-    except (TypeError, ValueError, RuntimeError) as error:
+        optimizers = _called(given, lambda: optimizers_of(given, model))
+        frozen = {n for n, param in params.items() if before[n] and not param.requires_grad}
+        unfrozen = [n for n, param in params.items() if param.requires_grad and not before[n]]
+    finally:
+        for name, param in params.items():
+            param.requires_grad_(before[name])
+    if unfrozen:
         raise PlanError(
-            f"{optimizer.name} does not take {optimizer.options}: {error}",
-            legal=f"the arguments of torch.optim.{optimizer.name}",
-        ) from None
+            f"{_described(given)} has {_listed(unfrozen)} require a gradient, which is too late",
+            legal="requires_grad_(True) in the function given to trace",
+        )
+    problem = _wrong_tensors(optimizers, params)
+    if problem:
+        raise PlanError(f"{_described(given)} {problem}", legal=_GROUPS)
+    groups = [group for made in optimizers for group in made.param_groups]
+    place = {id(param): i for i, group in enumerate(groups) for param in group["params"]}
+    of = {
+        name: place[id(param)]
+        for name, param in params.items()
+        if name in trained and name not in frozen and id(param) in place
+    }
+    if not of:
+        raise PlanError(f"{_described(given)} leaves out all that is trained", legal=_GROUPS)
+    records = [
+        _group(given, made, number, index)
+        for number, made in enumerate(optimizers)
+        for index in range(len(made.param_groups))
+    ]
+    return Grouping(tuple(records), of)
 
 
-def _small() -> nn.Parameter:
-    return nn.Parameter(torch.zeros(2, 2))
+def at_rate(given: Optimizer | Factory, lr: float) -> Optimizer | Factory:
+    """The same optimizer with another learning rate, which all of its groups must have in common."""
+    if isinstance(given, Optimizer) and not given.groups:
+        return Optimizer(given.name, {**given.options, "lr": lr})
+    if isinstance(given, Optimizer) or not isinstance(_function(given), type):
+        return _AtRate(given, lr)
+    named: Callable[..., Any] = given
+    return partial(named, lr=lr)
+
+
+@dataclass(frozen=True)
+class _AtRate:
+    given: Any
+    lr: float
+
+    def __call__(self, model: nn.Module) -> list[torch.optim.Optimizer]:
+        made = optimizers_of(self.given, model)
+        groups = [group for one in made for group in one.param_groups]
+        rates = sorted({plain(group["lr"]) for group in groups})
+        if len(rates) > 1:
+            raise PlanError(
+                f"one lr for groups that have {', '.join(map(str, rates))}",
+                legal="the lr of each group where the optimizer is made",
+            )
+        for group in groups:
+            group["lr"] = self.lr
+        return made
+
+
+def _called(
+    given: Optimizer | Factory, make: Callable[[], list[Any]]
+) -> list[torch.optim.Optimizer]:
+    """What the user's function makes, if a plan can say what it is."""
+    try:
+        made = make()
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, PlanError):
+            raise
+        raise PlanError(f"{_described(given)} failed: {error}", legal=LEGAL) from error
+    if not made:
+        raise PlanError(f"{_described(given)} made no optimizer", legal=LEGAL)
+    for one in made:
+        name = type(one).__name__
+        if type(one) is not getattr(torch.optim, name, None):
+            raise PlanError(f"{_described(given)} made a {name}", legal=LEGAL)
+        check_name(name)
+        problem = _wrong_step(one)
+        if problem:
+            raise PlanError(f"{_described(given)} {problem}", legal=_GROUPS)
+    return made
 
 
 def _wrong_tensors(
-    made: torch.optim.Optimizer, params: Mapping[str, Tensor], trained: Collection[str]
+    optimizers: Sequence[torch.optim.Optimizer], params: Mapping[str, Tensor]
 ) -> str:
-    """How what an optimizer steps differs from all trained parameters under the same arguments."""
-    held = {id(param) for group in made.param_groups for param in group["params"]}
-    if not held <= {id(param) for param in params.values()}:
-        return "holds tensors that are no parameters of the model"
-    left_out = [n for n, param in params.items() if n in trained and id(param) not in held]
-    if left_out:
-        return f"leaves out {_listed(left_out)}"
-    (first, some), *others = _stepping_groups(made, params, trained)
-    for (group, more), key in product(others, made.defaults):
-        one, other = plain(first.get(key)), plain(group.get(key))
-        if one != other:
-            return (
-                f"makes several groups: {key} is {one} for {_listed(some)}, but {other} for "
-                f"{_listed(more)}"
-            )
+    """What optimizers hold that they cannot step, or would step twice."""
+    names = {id(param): name for name, param in params.items()}
+    seen: set[int] = set()
+    for made in optimizers:
+        for group in made.param_groups:
+            for param in group["params"]:
+                if id(param) not in names:
+                    return "holds tensors that are no parameters of the model"
+                if id(param) in seen:
+                    return f"holds {names[id(param)]} twice"
+                seen.add(id(param))
     return ""
-
-
-def _stepping_groups(
-    made: torch.optim.Optimizer, params: Mapping[str, Tensor], trained: Collection[str]
-) -> list[tuple[dict[str, Any], list[str]]]:
-    """Groups with their trained parameters; a group of frozen ones does nothing."""
-    names = {id(param): name for name, param in params.items() if name in trained}
-    groups = [
-        (group, [names[id(param)] for param in group["params"] if id(param) in names])
-        for group in made.param_groups
-    ]
-    return [(group, stepped) for group, stepped in groups if stepped]
 
 
 def _wrong_step(made: torch.optim.Optimizer) -> str:
@@ -116,61 +176,85 @@ def _wrong_step(made: torch.optim.Optimizer) -> str:
     return ""
 
 
+def _group(
+    given: Optimizer | Factory, made: torch.optim.Optimizer, number: int, index: int
+) -> ParamGroup:
+    """A group as data: the arguments that make it again, without those that are torch's defaults."""
+    group, taken = made.param_groups[index], arguments_of(type(made))
+    for key, value in group.items():
+        known = key in taken or key in ("params", "param_names") or value == made.defaults.get(key)
+        if not known and not (key == "name" and isinstance(value, str)):
+            raise PlanError(
+                f"{_described(given)} gives group {index} {key!r}, which {type(made).__name__} "
+                f"does not take{did_you_mean(key, list(taken))}",
+                legal=f'{", ".join(taken)}; or "name", a text',
+            )
+    options = {key: plain(group[key]) for key in made.defaults if key in taken}
+    changed = {key: value for key, value in options.items() if value != taken[key]}
+    return ParamGroup(type(made).__name__, changed, number, group.get("name", ""))
+
+
+def _by_patterns(given: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """Groups of the parameters that match each pattern, the first that does; then the others."""
+    check_name(given.name)
+    call = Call("lower", user_source())
+    named = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = []
+    for pattern, options in given.groups.items():
+        matching = [name for name in named if fnmatch.fnmatchcase(name, pattern)]
+        if not matching:
+            raise PlanError(
+                f"no parameter matches {pattern!r}, or an earlier pattern took all that do",
+                call=call,
+                legal=_listed(list(named)) or "no pattern: all parameters are taken",
+            )
+        params = [named.pop(name) for name in matching]
+        groups.append({"params": params, "name": pattern, **options})
+    groups += [{"params": list(named.values())}] if named else []
+    try:
+        made: torch.optim.Optimizer = getattr(torch.optim, given.name)(groups, **given.options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PlanError(
+            f"{given.name} does not take {given.options} with groups: {error}",
+            call=call,
+            legal=f"the arguments of torch.optim.{given.name}",
+        ) from None
+    return made
+
+
+def _takes_model(given: Factory) -> bool:
+    """Whether a function's first argument is called `model`, or annotated as a module."""
+    try:
+        taken = inspect.signature(given).parameters.values()
+        with contextlib.suppress(NameError):  # an annotation that only a type checker imports
+            taken = inspect.signature(given, eval_str=True).parameters.values()
+    except (TypeError, ValueError):  # made in C
+        return False
+    first = next(iter(taken), None)
+    if first is None or first.name == "model":
+        return first is not None
+    return isinstance(first.annotation, type) and issubclass(first.annotation, nn.Module)
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 
 def _function(given: Any) -> Any:
-    while isinstance(given, partial):
-        given = given.func
+    while isinstance(given, partial | _AtRate):
+        given = given.func if isinstance(given, partial) else given.given
     return given
 
 
 def _described(given: Any) -> str:
     """The factory and, if it is Python code, its line."""
+    if isinstance(given, Optimizer):
+        source = user_source()
+        return f"piper's {given.name}" + (f" ({source})" if source else "")
     function = _function(given)
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     code = getattr(function, "__code__", None) or getattr(method, "__code__", None)
     if code is None:
         return "the optimizer's factory"
     return f"the optimizer's factory ({Source(code.co_filename, code.co_firstlineno)})"
-
-
-def make_optimizer(optimizer: Optimizer, params: Any) -> torch.optim.Optimizer:
-    """The torch optimizer of these parameters."""
-    made: torch.optim.Optimizer = getattr(torch.optim, optimizer.name)(params, **optimizer.options)
-    return made
-
-
-def plain(value: Any) -> Any:
-    """A value of a parameter group as a plan keeps it: numbers, not tensors."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise PlanError(f"an optimizer's argument is {value}", legal="a number")
-        return value.item()
-    if isinstance(value, tuple | list):
-        return tuple(plain(v) for v in value)
-    return value
-
-
-def _check_name(name: str) -> None:
-    reason = _REFUSED.get(name)
-    if reason or name not in KNOWN or not hasattr(torch.optim, name):
-        raise PlanError(
-            f"torch.optim.{name} is not supported" + (f": {reason}" if reason else ""),
-            legal=", ".join(known for known in KNOWN if hasattr(torch.optim, known)),
-        )
-
-
-def _options(made: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that make it again, without those that are torch's defaults."""
-    taken = inspect.signature(type(made).__init__).parameters
-    given = {key: plain(group[key]) for key in made.defaults if key in taken}
-    return {key: value for key, value in given.items() if value != taken[key].default}
-
-
-def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
-    """An optimizer's step by itself, for callers without gradients: what torch wraps it in runs hooks,
-    of which there are none, and imports torch's compiler."""
-    return partial(inspect.unwrap(type(optimizer).step), optimizer)

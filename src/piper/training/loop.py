@@ -47,7 +47,8 @@ def train(
     `data` is an iterable of global batches, a DataLoader of them, or a function `data(share)` that
     gives the batches of one data rank, which each rank then reads for itself. `launch` and
     `launch_options` are those of `job.launch`; "auto" is torchrun in a script that it runs, else local
-    processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer.
+    processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer with
+    the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
     "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
@@ -90,11 +91,11 @@ class _Loop:
         self.run = run
         self.lines = lines
         self.meter = Meter(run, steps)
-        self.rate = LearningRate(run.plan.optimizer, lr_schedule or _constant)
+        self.rate = LearningRate(run.plan.param_groups, lr_schedule or _constant)
         self.scheduled = lr_schedule is not None
         self.stop_on_nan = stop_on_nan
         self.warned = False
-        self.options: dict[str, Any] = {}  # what optimizers were set to last
+        self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
         self.training = Training(self.meter.unit)
         self.begun = self.since = time.perf_counter()
 

@@ -1,71 +1,97 @@
-"""lr: a plan's optimizer and a torch scheduler in, what each step's optimizers are set to out."""
+"""lr: a plan's parameter groups and a torch scheduler in, what each step's groups are set to out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from piper.errors import RunError
-from piper.plan.types import Optimizer
-from piper.runtime.factory import make_optimizer, plain
+from piper.plan.types import ParamGroup
+from piper.runtime.torch_optimizers import plain, small_parameter
+
+MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
 class LearningRate:
-    """Runs a scheduler on a stand-in: an optimizer like the plan's, whose one parameter never moves.
+    """Runs a scheduler on a stand-in: an optimizer like the plan's, with one parameter a group, which
+    never moves; or on several, where the plan has several optimizers.
 
-    `options` has, for the coming step, every argument that the scheduler ever changed: the learning
-    rate, and with some schedulers momenta. Workers are given it before the step.
+    `options` has, for the coming step and each parameter group, every argument that a scheduler ever
+    changed: the learning rate, and with some schedulers momenta. Workers are given it before the step.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, lr_schedule: Callable[[torch.optim.Optimizer], LRScheduler]
-    ) -> None:
-        self._optimizer = make_optimizer(optimizer, [nn.Parameter(torch.zeros(2, 2))])
-        self._group = self._optimizer.param_groups[0]
-        self._initial = {key: plain(self._group[key]) for key in self._optimizer.defaults}
-        self._changed: set[str] = {"lr"}
-        self.scheduler = lr_schedule(self._optimizer)
-        if not isinstance(self.scheduler, LRScheduler):
-            raise RunError(
-                f"lr_schedule made {self.scheduler!r}",
-                legal="a scheduler of torch.optim.lr_scheduler, made with the optimizer it is given",
-            )
+    def __init__(self, groups: Sequence[ParamGroup], lr_schedule: MakeScheduler) -> None:
+        self._optimizers = [_stand_in(list(g)) for _, g in groupby(groups, lambda g: g.number)]
+        self._initial = [{k: plain(g[k]) for k in known} for g, known in self._groups]
+        self._changed: list[set[str]] = [{"lr"} for _ in groups]
+        self.schedulers = [lr_schedule(optimizer) for optimizer in self._optimizers]
+        for scheduler in self.schedulers:
+            if not isinstance(scheduler, LRScheduler):
+                raise RunError(
+                    f"lr_schedule made {scheduler!r}",
+                    legal="a scheduler of torch.optim.lr_scheduler, made with the optimizer it is given",
+                )
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What optimizers have in the coming step."""
-        now = {key: plain(self._group[key]) for key in self._initial}
-        self._changed |= {key for key, value in now.items() if value != self._initial[key]}
-        return {key: value for key, value in now.items() if key in self._changed}
+    def _groups(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """All groups, each with the arguments that it has."""
+        return [(group, o.defaults) for o in self._optimizers for group in o.param_groups]
+
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """What parameter groups have in the coming step."""
+        found = []
+        for (group, _), initial, changed in zip(
+            self._groups, self._initial, self._changed, strict=True
+        ):
+            now = {key: plain(group[key]) for key in initial}
+            changed |= {key for key, value in now.items() if value != initial[key]}
+            found.append({key: value for key, value in now.items() if key in changed})
+        return found
 
     @property
     def lr(self) -> float:
-        """The learning rate of the coming step."""
-        return float(self._group["lr"])
+        """The learning rate of the coming step, of the first group."""
+        return float(self._groups[0][0]["lr"])
 
     def advance(self, loss: float | None = None) -> None:
         """After a step: on to the next one's. A scheduler that looks at the loss is given it."""
         _ = self.options  # note what this step had, before it changes back
-        self._optimizer.step()
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            if loss is None:
-                raise RunError(
-                    "ReduceLROnPlateau looks at the loss, which advance was not given",
-                    legal="advance(loss)",
-                )
-            self.scheduler.step(loss)
-        else:
-            self.scheduler.step()
+        for optimizer, scheduler in zip(self._optimizers, self.schedulers, strict=True):
+            optimizer.step()
+            if isinstance(scheduler, ReduceLROnPlateau):
+                if loss is None:
+                    raise RunError(
+                        "ReduceLROnPlateau looks at the loss, which advance was not given",
+                        legal="advance(loss)",
+                    )
+                scheduler.step(loss)
+            else:
+                scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the schedule stands."""
-        group = {key: self._group[key] for key in self._group if key != "params"}
-        return {"scheduler": self.scheduler.state_dict(), "group": group}
+        groups = [{k: v for k, v in group.items() if k != "params"} for group, _ in self._groups]
+        return {"schedulers": [s.state_dict() for s in self.schedulers], "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._group.update(state["group"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        for (group, _), saved in zip(self._groups, state["groups"], strict=True):
+            group.update(saved)
+        for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+
+
+def _stand_in(groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
+    """An optimizer with these groups; arguments that all have in common are its defaults."""
+    first = groups[0].options
+    common = {k: v for k, v in first.items() if all(g.options.get(k) == v for g in groups)}
+    rows = [
+        {"params": [small_parameter()], **({"name": g.label} if g.label else {}), **g.options}
+        for g in groups
+    ]
+    made: torch.optim.Optimizer = getattr(torch.optim, groups[0].optimizer)(rows, **common)
+    return made

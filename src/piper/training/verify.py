@@ -14,6 +14,8 @@ from piper.api.run import Run
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
+from piper.frontend.capture.hf_experts import own_experts
+from piper.runtime.factory import optimizers_of
 from piper.runtime.worker.weights import initial_value
 from piper.training.keyed_reference import eager_step
 
@@ -54,15 +56,17 @@ class Errors:
 def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
     """Train the user's untouched module on the global microbatches, one after the other.
 
-    Random operations of the step draw from the keys that the plan uses.
+    Random operations of the step draw from the keys that the plan uses. What the user's optimizer leaves
+    out has no part in the norm.
     """
     plan = job.plan
     model = job.source.make_model()
     load_initial(model, job)
-    params = {plain_name(name): param for name, param in model.named_parameters()}
-    optimizer = getattr(torch.optim, plan.optimizer.name)(
-        list(params.values()), **plan.optimizer.options
-    )
+    params = dict(model.named_parameters())
+    optimizers = optimizers_of(job.optimizer, model)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    stepped = {id(param) for group in groups for param in group["params"]}
+    params = {name: param for name, param in params.items() if id(param) in stepped}
     pieces = plan.num_data_ranks * plan.num_microbatches
     run = eager_step(job, model)
     losses, gradients = [], []
@@ -70,7 +74,8 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
         total = count = 0.0
         for piece in range(pieces):
             rows = _rows(batch, piece, pieces)
-            result = run(rows, step, piece)
+            with own_experts(model):
+                result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
             total += loss.item()
@@ -84,9 +89,11 @@ def train_one_device(job: Job, batches: Sequence[Any]) -> Trained:
         if plan.clip is not None:
             torch.nn.utils.clip_grad_norm_(list(params.values()), plan.clip)
         gradients.append({n: p.grad.clone() for n, p in params.items() if p.grad is not None})
-        optimizer.step()
-        optimizer.zero_grad()
-    return Trained(losses, gradients, {n: p.detach().clone() for n, p in params.items()})
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad()
+    final = {name: param.detach().clone() for name, param in model.named_parameters()}
+    return Trained(losses, gradients, final)
 
 
 def train(run: Run, batches: Sequence[Any]) -> Trained:
@@ -111,7 +118,7 @@ def compare(run: Run, batches: Sequence[Any], reference: Trained) -> Errors:
         for name in grads.keys() & wanted.keys():
             where = f"{name} in step {step}"
             _note(errors, "gradient", relative_error(grads[name], wanted[name]), where)
-    for name in reference.parameters.keys() & run.plan.tensors.keys() - found.parameters.keys():
+    for name in reference.parameters.keys() - found.parameters.keys():
         _note(errors, "parameter", float("inf"), f"{name} is missing")
     for name, value in found.parameters.items():
         _note(errors, "parameter", relative_error(value, reference.parameters[name]), name)

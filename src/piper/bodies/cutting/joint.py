@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from piper.bodies.chunk_code import ChunkCode
+from piper.bodies.cutting.rnn_dropout import dropout_between_layers
 from piper.bodies.operators import draws_random
 from piper.errors import TraceError
 
@@ -39,7 +40,7 @@ def trace_joint(code: ChunkCode, *, device: str, run: Run | None = None) -> Join
     gradient leaves detached.
     """
     run = run or runner(code, device=device)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), dropout_between_layers():
         warnings.simplefilter("ignore")
         fixes = _boundary_fixes(code, run, device)
 

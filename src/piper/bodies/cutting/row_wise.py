@@ -25,8 +25,8 @@ _ALONG = {
     "_softmax", "_log_softmax", "sum", "mean", "amax", "amin", "max", "min", "cumsum", "sort", "topk",
     "var", "std", "var_mean", "logsumexp", "argmax", "argmin", "cat", "split", "split_with_sizes",
     "unbind", "select", "slice", "unsqueeze", "squeeze", "transpose", "permute", "expand", "view",
-    "_unsafe_view", "clone", "_to_copy", "native_layer_norm", "_fused_rms_norm", "detach", "alias",
-    "zeros_like", "ones_like", "full_like", "constant_pad_nd", "flip", "glu",
+    "reshape", "_unsafe_view", "clone", "_to_copy", "native_layer_norm", "_fused_rms_norm", "detach",
+    "alias", "zeros_like", "ones_like", "full_like", "constant_pad_nd", "flip", "glu",
 }  # fmt: skip
 _END = 2**62  # a slice up to here is the whole
 

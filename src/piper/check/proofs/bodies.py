@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
+from piper.ir.tensor_type import TensorType
 from piper.plan.tasks import Run
 
 _Types = tuple[tuple[int, ...], tuple[int, ...]]
@@ -13,13 +14,10 @@ _Types = tuple[tuple[int, ...], tuple[int, ...]]
 
 def bodies(world: World) -> Iterator[Problem]:
     """Runs of a body whose inputs or outputs have other shapes or dtypes than those of its first run."""
-    known: dict[tuple[object, ...], int] = {}  # type -> its number
+    known: dict[TensorType, int] = {}  # type -> its number
     first: dict[str, tuple[_Types, Party, int]] = {}
     for party in world.distinct:
-        number = [
-            known.setdefault((slot.shape, slot.dtype, slot.bound), len(known))
-            for slot in party.slots
-        ]
+        number = [known.setdefault(slot.type, len(known)) for slot in party.slots]
         type_of = number.__getitem__
         for index, task in enumerate(party.tasks):
             if isinstance(task, Run):

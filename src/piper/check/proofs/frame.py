@@ -18,7 +18,7 @@ from piper.plan.keys import num_indexes
 from piper.plan.optimizers import KNOWN
 from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Run
-from piper.plan.types import BatchLeaf, Bucket, ModelTensor, Plan, RankClass
+from piper.plan.types import Bucket, ModelTensor, Plan, RankClass
 
 MAX_MICROBATCHES = 1 << 20
 _MAX_UNEQUAL = 1000  # classes whose slices fix different axes
@@ -59,16 +59,19 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"there are {plan.num_microbatches} microbatches, of 1 to {MAX_MICROBATCHES}"
     if plan.device not in _DEVICES:
         yield f"no device is called {plan.device!r}"
-    if plan.optimizer.name not in KNOWN:
-        yield f"no optimizer is called {plan.optimizer.name!r}"
-    for option, value in plan.optimizer.options.items():
-        numbers = value if isinstance(value, list | tuple) else [value or 0]
-        if not all(isinstance(number, int | float | str) for number in numbers):
-            yield f"the optimizer's {option} is no number"
+    for group in plan.param_groups:
+        if group.optimizer not in KNOWN:
+            yield f"no optimizer is called {group.optimizer!r}"
+        for option, value in group.options.items():
+            numbers = value if isinstance(value, list | tuple) else [value or 0]
+            if not all(isinstance(number, int | float | str) for number in numbers):
+                yield f"the optimizer's {option} is no number"
     if len({stream.name for stream in plan.streams}) < len(plan.streams):
         yield "two streams have one name"
     if plan.clip is not None and not 0 < plan.clip < math.inf:
         yield f"gradients are clipped to {plan.clip}"
+    if plan.ema is not None and not 0 <= plan.ema < 1:
+        yield f"moving averages keep {plan.ema}"
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
     if not set(plan.inside) <= set(plan.bodies):
@@ -115,23 +118,24 @@ def _groups(plan: Plan) -> Iterator[str]:
 def _tensors(plan: Plan) -> Iterator[str]:
     bodies = set(plan.bodies)
     for name, tensor in plan.tensors.items():
-        if not _is_tensor(tensor.shape, tensor.dtype):
-            yield f"{name} is no tensor: {tensor.dtype}{list(tensor.shape)}"
+        if not _is_tensor(tensor.type):
+            yield f"{name} is no tensor: {tensor.type}"
         if not _cuts(plan.mesh, tensor):
             yield f"{name} is {list(tensor.shape)}, which {dict(tensor.cut)} cannot cut"
         if tensor.init not in bodies:
             yield f"{name} is made by a body that does not exist"
     for name, leaf in plan.batch.items():
-        if not _is_tensor(leaf.shape, leaf.dtype):
-            yield f"the batch's {name} is no tensor: {leaf.dtype}{list(leaf.shape)}"
+        if not _is_tensor(leaf):
+            yield f"the batch's {name} is no tensor: {leaf}"
     for part in plan.classes:
         for task in part.tasks:
             if isinstance(task, Run) and task.body not in bodies:
                 yield f"{part.slice}: {task.name} runs a body that does not exist"
 
 
-def _is_tensor(shape: Sequence[int], dtype: str) -> bool:
-    return TensorType(tuple(shape), dtype).possible
+def _is_tensor(type: TensorType) -> bool:
+    """Whether there can be such a tensor, of one size."""
+    return type.possible and type.bound is None
 
 
 def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
@@ -141,12 +145,20 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
     known = set(bucket.params) <= plan.tensors.keys() and set(bucket.slices) <= slices
     if not (all(_axes(plan.mesh, a) for a in axes) and known and alike and bucket.slices):
         yield "has axes, slices or parameters that do not exist"
-    if not all(_is_tensor(shape, bucket.dtype) for shape in ((bucket.size,), *bucket.shapes)):
+    if not all(
+        _is_tensor(TensorType(shape, bucket.dtype)) for shape in ((bucket.size,), *bucket.shapes)
+    ):
         yield "is of no possible size"
     if any(plan.tensors[name].dtype != bucket.dtype for name in bucket.params if known):
         yield f"has parameters that are not {bucket.dtype}"
     if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
         yield "has parameters outside of it"
+    if bucket.param_groups and len(bucket.param_groups) != len(bucket.params):
+        yield "has parameters in no parameter group"
+    elif bucket.trained and not all(
+        0 <= group < len(plan.param_groups) for group in bucket.param_groups or (0,)
+    ):
+        yield "has parameters in a parameter group that does not exist"
 
 
 def _indexes(part: RankClass) -> Iterator[str]:
@@ -157,7 +169,7 @@ def _indexes(part: RankClass) -> Iterator[str]:
 
 
 def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
-    if not TensorType(slot.shape, slot.dtype, slot.bound).possible:
+    if not slot.type.possible:
         yield f"is no tensor: {slot.dtype}{list(slot.shape)}, with a bound of {slot.bound}"
     if min(slot.base, slot.bucket, slot.pool) < -1 or slot.offset < 0:
         yield "has a negative number"
@@ -198,7 +210,7 @@ def _cuts(mesh: Mesh, tensor: ModelTensor) -> bool:
     return len({axis for axis, _ in tensor.cut}) == len(tensor.cut)
 
 
-def _rows(slot: Slot, whole: BatchLeaf | None, parts: int) -> Iterator[str]:
+def _rows(slot: Slot, whole: TensorType | None, parts: int) -> Iterator[str]:
     """A slot holds one of equal parts of a leaf, cut along its dim 0."""
     if whole is None:
         yield f"holds {slot.source!r}, which is no tensor of the batch"

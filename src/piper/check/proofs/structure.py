@@ -76,6 +76,7 @@ def _silent(kind: SlotKind) -> tuple[Callable[[Slot], tuple[Any, ...]], tuple[An
     """What a slot of a kind must leave out: how to look, and how that looks. Who may have a `pool`, the
     proof `pools` says."""
     fields = {f.name: f.default for f in msgspec.structs.fields(Slot) if not f.required}
+    fields["bound"] = None  # which its type has
     silent = [name for name in fields if name not in (*kind.has, "pool")]
     return attrgetter(*silent), tuple(fields[name] for name in silent)
 

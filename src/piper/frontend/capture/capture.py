@@ -30,12 +30,19 @@ from piper.frontend.capture.any_rows import (
 )
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, source_of, value_of
+from piper.frontend.capture.dynamo_settings import tracing_settings
+from piper.frontend.capture.fixed_shapes import fixed_shapes
+from piper.frontend.capture.hf_experts import grouped_experts
+from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
+from piper.frontend.capture.layer_drop import certain_layers
 from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_reads
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
+from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 from piper.frontend.refuse.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.refuse.state import Origin, refuse_changed_state
+from piper.frontend.refuse.transforms import refuse_transforms
 from piper.ir.tensor_type import TensorType
 
 Step = Callable[[nn.Module, Any], Any]
@@ -138,11 +145,13 @@ def record(
     any_rows: bool,
     dtype: str = "",
     training: bool = True,
+    frozen: frozenset[str] = frozenset(),
 ) -> Recording:
     """Record `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
 
     With `any_rows` it holds for other numbers too, where the code allows it. With `dtype`, parameters
-    and the batch's floating-point tensors have it; without `training` the model is in eval() mode.
+    and the batch's floating-point tensors have it; without `training` the model is in eval() mode;
+    `frozen` parameters get no gradient.
     """
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise TraceError(
@@ -153,14 +162,25 @@ def record(
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
-    with _quiet(), mode, building(mode), refusing_hooks(), recording() as initializers:
+    with (
+        _quiet(),
+        mode,
+        building(mode),
+        refusing_hooks(),
+        refusing_lazy(),
+        recording() as initializers,
+    ):
         model = make_model()
     refuse_hooks(model)
+    refuse_sparse_gradients(model)
     named = (*model.named_parameters(), *model.named_buffers())
     with mode:
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows, dtype), batch)
         if dtype:
             cast_parameters(model, getattr(torch, dtype))
+    for name, param in model.named_parameters():
+        if plain_name(name) in frozen:
+            param.requires_grad_(False)
     if not training:
         model.eval()
     for name, tensor in named:
@@ -172,19 +192,25 @@ def record(
     modes_alike = training and only_mode_changes(model)
     if any_rows:
         leave_rows_open(batch_leaves(fake_batch).values())
+    install_output_hooks(model)
     whole = _Whole(model, step)
     with (
         _quiet() as said,
         watching_side_effects() as effects,
         watching_mode_reads() as mode_reads,
+        grouped_experts(model),
+        certain_layers(model),
+        fixed_shapes(),
+        tracing_settings(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
-    warn_of_side_effects(said, effects.lines)
+    warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    refuse_transforms(graph)
     constants = _constants(graph, module)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)

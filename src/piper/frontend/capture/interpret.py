@@ -47,6 +47,15 @@ class Facts:
         return [*self.inputs(node), *self.changers_inputs.get(node, ())]
 
 
+class FailedNode(Exception):
+    """A node that does not run on inputs of these shapes."""
+
+    def __init__(self, node: fx.Node, cause: Exception) -> None:
+        self.node = node
+        self.cause = cause
+        super().__init__(str(cause))
+
+
 def interpret(
     graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor], *, open_rows: bool
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node], Facts]:
@@ -87,7 +96,10 @@ class _Run(fx.Interpreter):
         lay = [_memory(t) for t in given]  # set_ gives a tensor other memory
         unseen = self._unseen_changes(n, given)
         with RandomWatch() as watch:
-            result = super().run_node(n)
+            try:
+                result = super().run_node(n)
+            except Exception as error:
+                raise FailedNode(n, error) from error
         if self.keep_values:
             # As it is now: a change in place may give a tensor another shape later.
             self.values[n] = detached(result)

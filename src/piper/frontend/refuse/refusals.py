@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from piper.errors import Source, TraceError
+from piper.errors import PiperError, Source, TraceError
+from piper.frontend.refuse.side_effects import TracedEffects
 
 WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 
+# Words of the user's line, then of Dynamo's text -> what to do.
+_ADVICE_BY_LINE = (
+    (r"layer_?drop", "layerdrop=0 in the model's configuration: chance chooses no layers"),
+    (r"\brandom\.|\brng\.", "torch.rand and the like: numbers of torch's are the same everywhere"),
+    (r"\btime\.", "no clock inside of the step"),
+)
 _ADVICE = (
     ("data-dependent", "compute both sides and choose with torch.where; keep numbers as tensors"),
     ("dynamic control flow", "compute both sides and choose with torch.where"),
     ("tensor.item", "keep numbers as tensors: no .item(), .tolist() or float()"),
+    ("tolist()", "keep numbers as tensors: no .item(), .tolist() or float()"),
     ("backward()", "return the loss; the backward is derived from it"),
-    ("builtin `print`", "remove the print: forward may only compute"),
+    ("manual_seed", "no seed inside of the step: lower(seed=...) decides what is drawn"),
+    ("fork_rng", "no generator inside of the step: lower(seed=...) decides what is drawn"),
+    ("generator", "no generator inside of the step: lower(seed=...) decides what is drawn"),
+    ("sparse tensor", "dense tensors, or an index and torch.gather"),
+    ("nested_tensor", "padded tensors and a mask"),
+    ("torch.jit", "the module as it was written, without torch.jit"),
+    ("pack_padded_sequence", "the padded batch; mask what padding adds to the loss"),
+    ("nn.param", "parameters and their dtypes made in make_model"),
+    ("device", "no .cuda() and no device in the model's code: lower(device=...) chooses it"),
 )
+# Hints that speak of torch's own matters.
+_NOT_FOR_USERS = ("torch.", "PyTorch", "Dynamo", "http", "graph break", "graph_break")
 _CAUSE = re.compile(
     r"\b(?:got|raised exception|exception type)? ?(\w+(?:Error|Exception)\(.*?\))", re.S
 )
@@ -29,27 +48,36 @@ _SIDE_EFFECTS = re.compile(r"side effects happened.*?: (\[.*\])", re.S)
 
 
 @contextlib.contextmanager
-def readable_errors(kinds: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Errors of these kinds as a TraceError with the user's line."""
+def readable_errors(refusals: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Whatever tracing raises, as a TraceError with the user's line; `refusals` are Dynamo's own."""
     try:
         yield
-    except kinds as error:
-        stack: Any = getattr(error, "real_stack", None) or traceback.StackSummary()
+    except PiperError:
+        raise
+    except Exception as error:
+        stack: Any = getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__)
         frames = [f for f in stack if not _is_ours(f.filename)]
-        details = [frames[-1].line.strip()] if frames and frames[-1].line else []
+        line = (frames[-1].line or "").strip() if frames else ""
         place = f" at {Source(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
-        reason, advice = _explain(str(error))
+        reason, advice = _explain(_text(error, refusals), line)
         if reason == WRONG_RESULT:
             raise TraceError(reason, legal=advice) from error
         message = f"the model does not trace{place}: {reason}"
-        raise TraceError(message, details=details, legal=advice) from error
+        raise TraceError(message, details=[line] if line else [], legal=advice) from error
+
+
+def _text(error: Exception, refusals: tuple[type[Exception], ...]) -> str:
+    """Refusals speak for themselves; of others the kind says something too."""
+    if isinstance(error, refusals):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).strip()}"
 
 
 def _is_ours(file: str) -> bool:
-    return "/torch/" in file or "/piper/frontend/" in file
+    return "/torch/" in file or "/piper/frontend/" in file or not os.path.isabs(file)
 
 
-def _explain(text: str) -> tuple[str, str]:
+def _explain(text: str, line: str) -> tuple[str, str]:
     if WRONG_RESULT in text:
         return WRONG_RESULT, "a tensor with one element, or a pair of such"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -58,27 +86,26 @@ def _explain(text: str) -> tuple[str, str]:
     if cause and cause[1] not in reason:
         reason += f": {' '.join(cause[1].split())}"
     lowered = text.lower()
+    for pattern, advice in _ADVICE_BY_LINE:
+        if re.search(pattern, line):
+            return reason, advice
     for word, advice in _ADVICE:
         if word in lowered:
             return reason, advice
     hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
-    hints = [hint for hint in hints if "torch." not in hint]  # those are about torch.compile
+    hints = [hint for hint in hints if not any(word in hint for word in _NOT_FOR_USERS)]
     return reason, hints[0] if hints else "code that torch.compile(fullgraph=True) accepts"
 
 
-def warn_of_side_effects(
-    said: Sequence[warnings.WarningMessage], lines: Mapping[str, Source]
-) -> None:
-    """Warn if the traced code changes Python state: the change is made at no step, or at the first.
-
-    `lines` has, by the name that Dynamo gives to an object, where it was changed.
-    """
+def warn_of_side_effects(said: Sequence[warnings.WarningMessage], effects: TracedEffects) -> None:
+    """Warn if the traced code changes Python state: the change is made at no step, or at the first."""
+    lines = effects.lines
     for warning in said:
         found = _SIDE_EFFECTS.search(str(warning.message))
         if found:
             names = re.findall(r'"(.*?)"', found[1])
             # Our own counter, and tensors of the model, whose changes are refused elsewhere.
-            names = [n for n in names if not n.endswith(_HANDLED)]
+            names = [n for n in names if not n.endswith(_HANDLED) and effects.changed(n)]
             objects = [_readable(n) + (f" ({lines[n]})" if n in lines else "") for n in names]
             if objects:
                 warnings.warn(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,9 @@ class TracedEffects:
     written: list[tuple[Any, Source | None]] = field(default_factory=list)
     hooks: list[tuple[str, Source | None]] = field(default_factory=list)
     lines: dict[str, Source] = field(default_factory=dict)  # where each object was changed first
+    # By the name of an object and of its attribute, the object and what the attribute is at the end.
+    stored: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=lambda: defaultdict(dict))
+    mutated: set[str] = field(default_factory=set)  # objects whose own content was changed
 
     def note(self, variable: Any) -> None:
         """Where an object of the user's is changed."""
@@ -38,6 +42,11 @@ class TracedEffects:
             line = _line()
             if line is not None:
                 self.lines[variable.source.name] = line
+
+    def changed(self, name: str) -> bool:
+        """Whether an object is another one after the step; one that was set back is not."""
+        stored = self.stored.get(name)
+        return stored is None or name in self.mutated or not _set_back(stored)
 
     def refuse(self) -> None:
         """Raise for a hook, and for a tensor that is another one after the step."""
@@ -53,6 +62,18 @@ class TracedEffects:
                 raise TraceError(
                     f"{what} {'.'.join([*path, key])} is replaced ({source})", legal=BUFFERS
                 )
+
+
+def _set_back(stored: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether every attribute is at the end what it is before the step."""
+    for attribute, (variable, value) in stored.items():
+        before = getattr(getattr(variable, "value", None), attribute, _set_back)
+        if not value.is_python_constant():
+            return False
+        now = value.as_python_constant()
+        if type(before) is not type(now) or before != now:
+            return False
+    return True
 
 
 def _replaced(variable: Any) -> list[str]:
@@ -72,13 +93,19 @@ def watching_side_effects() -> Iterator[TracedEffects]:
 
     def watched_mutation(self: SideEffects, var: Any) -> None:
         effects.note(var)
+        if var.source is not None:
+            effects.mutated.add(var.source.name)
         if var.source is not None and _TENSORS.search(var.source.name):
             effects.written.append((var, _line()))
         mutation(self, var)
 
-    def watched_store(self: SideEffects, item: Any, *args: Any, **kwargs: Any) -> None:
+    def watched_store(
+        self: SideEffects, item: Any, name: str, value: Any, *args: Any, **kwargs: Any
+    ) -> None:
         effects.note(item)
-        store_attr(self, item, *args, **kwargs)
+        if item.source is not None:
+            effects.stored[item.source.name][name] = item, value
+        store_attr(self, item, name, value, *args, **kwargs)
 
     def watched_hook(self: SideEffects, tensor: Any, hook: Any, handle: Any, name: str) -> None:
         effects.hooks.append((name, _line()))

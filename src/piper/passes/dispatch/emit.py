@@ -144,11 +144,9 @@ class _Emitter:
         return Slot(
             name=value.name,
             kind=kind,
-            shape=value.shape,
-            dtype=value.dtype,
+            type=value.type,
             source=source,
             microbatch=_microbatch(self.graph, value.of) if kind in ("batch", "key") else 0,
-            bound=value.type.bound,
             base=base,
             offset=value.offset,
             bucket=value.bucket,

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from piper.errors import AxisError, Call, PlanError
 from piper.ir.graph import Graph
 from piper.ir.layouts import PARTIAL, REPLICATED, Layouts, Split, layouts_text, local
@@ -63,11 +65,14 @@ class Bucketed:
         return bucket.offsets[bucket.params.index(param)]
 
 
-def make_buckets(logical: Graph, calls: Sequence[Call]) -> Bucketed:
+def make_buckets(
+    logical: Graph, calls: Sequence[Call], param_groups: Mapping[str, int] | None = None
+) -> Bucketed:
     """Buckets of all parameters that get a gradient, and of those that are gathered for their use.
 
     A bucket holds parameters that live on the same slices and are kept alike. Where each use of them
-    matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides.
+    matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides. Those of one parameter
+    group (none: all are in one) lie side by side in it.
     """
     params = _parameters(logical, calls)
     held = {
@@ -86,10 +91,15 @@ def make_buckets(logical: Graph, calls: Sequence[Call]) -> Bucketed:
     of: dict[str, int] = {}
     for names in groups.values():
         for part in _packed(held, names, params[names[0]].keeping):
+            part.sort(key=lambda name: (param_groups or {}).get(name, 0))
             of |= dict.fromkeys(part, len(buckets))
             keeping.append(params[part[0]].keeping)
             parts = logical.mesh.size_of(keeping[-1].over)
-            buckets.append(_layout(f"b{len(buckets)}", held, part, params[part[0]], parts))
+            bucket = _layout(f"b{len(buckets)}", held, part, params[part[0]], parts)
+            if bucket.trained and any((param_groups or {}).get(name) for name in part):
+                groups_of = tuple((param_groups or {})[name] for name in part)
+                bucket = msgspec.structs.replace(bucket, param_groups=groups_of)
+            buckets.append(bucket)
     return Bucketed(tuple(buckets), tuple(keeping), of)
 
 

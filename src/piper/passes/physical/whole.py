@@ -7,39 +7,35 @@ from collections.abc import Sequence
 from piper.errors import Call, PlanError
 from piper.ir.graph import Graph
 from piper.passes.physical.buckets import Bucketed
-from piper.plan.optimizers import WHOLE
-from piper.plan.types import Optimizer
+from piper.plan.optimizers import WHOLE, Grouping
 
 
 def check_whole(
-    optimizer: Optimizer,
-    logical: Graph,
-    bucketed: Bucketed,
-    calls: Sequence[Call],
+    grouping: Grouping, logical: Graph, bucketed: Bucketed, calls: Sequence[Call]
 ) -> None:
-    if optimizer.name not in WHOLE:
-        return
-    for bucket, keeping in zip(bucketed.buckets, bucketed.keeping, strict=True):
-        (param, *_), origin = bucket.params, keeping.origin
-        if bucket.trained and keeping.split:
-            origin = _shard_origin(logical, param)
-        if bucket.trained and (bucket.over or keeping.split):
+    for name, group in grouping.of.items():
+        optimizer = grouping.groups[group].optimizer
+        if optimizer not in WHOLE or not bucketed.trains(name):
+            continue
+        number = bucketed.of[name]
+        bucket, keeping = bucketed.buckets[number], bucketed.keeping[number]
+        if bucket.over or keeping.split:
+            origin = _shard_origin(logical, name) if keeping.split else keeping.origin
             raise PlanError(
-                f"{optimizer.name} {WHOLE[optimizer.name]}, but each rank steps only a part of "
-                f"{param}",
+                f"{optimizer} {WHOLE[optimizer]}, but each rank steps only a part of {name}",
                 call=calls[origin] if origin >= 0 else None,
                 legal="replicate with zero=0 and no shard, or an optimizer that treats every "
                 "element alone, such as AdamW",
             )
-    if optimizer.name == "Muon":
-        trained = [name for name in logical.values if bucketed.trains(name)]
-        wrong = [name for name in trained if len(logical.values[name].shape) != 2]
-        if wrong:
-            raise PlanError(
-                f"Muon steps matrices only, but {wrong[0]} is {list(logical.values[wrong[0]].shape)}",
-                details=[f"{len(wrong)} of {len(trained)} trained parameters are no matrices"],
-                legal="a model whose trained parameters all have two dims, or another optimizer",
-            )
+    stepped = [n for n, g in grouping.of.items() if grouping.groups[g].optimizer == "Muon"]
+    wrong = [name for name in stepped if len(logical.values[name].shape) != 2]
+    if wrong:
+        raise PlanError(
+            f"Muon steps matrices only, but {wrong[0]} is {list(logical.values[wrong[0]].shape)}",
+            details=[f"{len(wrong)} of {len(stepped)} parameters are no matrices"],
+            legal="Muon for parameters with two dims and another optimizer for the rest: a function "
+            "of parameters may return a list of both",
+        )
 
 
 def _shard_origin(logical: Graph, param: str) -> int:

@@ -15,12 +15,12 @@ from piper.mesh import Slice
 from piper.plan.report.summary import peak_bytes
 from piper.plan.report.volume import communication, held_bytes
 from piper.plan.tasks import Meeting, Task
-from piper.plan.types import Optimizer, Plan, RankClass
+from piper.plan.types import ParamGroup, Plan, RankClass
 
 _SHOWN = 3
 _WORDS = {"body": "code"}
 _ELSEWHERE = (
-    "mesh", "classes", "history", "num_microbatches", "optimizer", "streams", "groups", "buckets"
+    "mesh", "classes", "history", "num_microbatches", "param_groups", "streams", "groups", "buckets"
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def _head(a: Plan, b: Plan) -> Iterator[str]:
         ("ranks", str(a.mesh.size), str(b.mesh.size)),
         ("data ranks", str(a.num_data_ranks), str(b.num_data_ranks)),
         ("microbatches", str(a.num_microbatches), str(b.num_microbatches)),
-        ("optimizer", _optimizer(a.optimizer), _optimizer(b.optimizer)),
+        ("optimizer", _optimizer(a), _optimizer(b)),
         ("buckets", _buckets(a), _buckets(b)),
     )
     yield from (f"{what}: {x} -> {y}" for what, x, y in facts if x != y)
@@ -76,9 +76,20 @@ def _buckets(plan: Plan) -> str:
     )
 
 
-def _optimizer(optimizer: Optimizer) -> str:
-    options = ", ".join(f"{key}={value}" for key, value in sorted(optimizer.options.items()))
-    return f"{optimizer.name}({options})"
+def _optimizer(plan: Plan) -> str:
+    """`AdamW(lr=0.1)`, or several with how many parameters each steps."""
+    if len(plan.param_groups) == 1:
+        return _param_group(plan.param_groups[0])
+    of = [b.group_of(i) for b in plan.buckets if b.trained for i in range(len(b.params))]
+    return "; ".join(
+        f"{_param_group(group)} for {of.count(i)} parameters"
+        for i, group in enumerate(plan.param_groups)
+    )
+
+
+def _param_group(group: ParamGroup) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in sorted(group.options.items()))
+    return f"{group.optimizer}({options})"
 
 
 def _stream(stream: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from piper.ir.tensor_type import TensorType
 from piper.plan.slots import PASSING, Slot
 from piper.plan.types import Plan, RankClass
 
@@ -14,7 +13,7 @@ def summarize(plan: Plan) -> str:
     lines = [
         f"plan {plan.content_hash()}: mesh {plan.mesh}, {plan.mesh.size} ranks, "
         f"{plan.num_data_ranks} data ranks x {plan.num_microbatches} microbatches",
-        f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {plan.optimizer.name}",
+        f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {_optimizers(plan)}",
     ]
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
@@ -22,6 +21,14 @@ def summarize(plan: Plan) -> str:
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
     return "\n".join(lines)
+
+
+def _optimizers(plan: Plan) -> str:
+    """`AdamW`, or `Muon, AdamW (2 groups)`."""
+    made = Counter((group.number, group.optimizer) for group in plan.param_groups)
+    return ", ".join(
+        f"{name} ({num} groups)" if num > 1 else name for (_, name), num in made.items()
+    )
 
 
 def peak_bytes(found: RankClass) -> int:
@@ -47,4 +54,4 @@ def alive_bytes(found: RankClass) -> Iterator[tuple[int, int, int]]:
 
 
 def slot_bytes(slot: Slot) -> int:
-    return TensorType(slot.shape, slot.dtype, slot.bound).bound_nbytes
+    return slot.type.bound_nbytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from piper.ir.tensor_type import TensorType
 from piper.plan.memory_use import memory_use
 from piper.plan.report.summary import slot_bytes
 from piper.plan.slots import STAYING, Slot
@@ -38,4 +37,4 @@ def message_bytes(found: RankClass, task: Comm) -> int:
 
 
 def _expected_bytes(slot: Slot) -> int:
-    return TensorType(slot.shape, slot.dtype).nbytes
+    return slot.type.nbytes

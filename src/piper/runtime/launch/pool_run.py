@@ -30,9 +30,12 @@ class PoolRun:
         self.own_pool = callable(pool)
         self.pool: Pool = pool() if callable(pool) else pool
         self.plan = plan
+        self.bodies = bodies
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
-        self._set: dict[str, Any] = {}  # what optimizers are set to with the next step
+        self._set: list[
+            dict[str, Any]
+        ] = []  # what each parameter group is set to with the next step
         self.ranks: dict[str, list[RankPlan]] = {}  # by role, of the ranks that this process drives
         self._data: dict[str, str] = {}  # by role: what the ranks read
         try:
@@ -91,7 +94,7 @@ class PoolRun:
     ) -> list[dict[str, float]]:
         """Train on leaves of the global batch, or on None: what the ranks have read themselves. With
         `trace`, a folder gets what torch's profiler saw on each rank."""
-        options, self._set = self._set, {}
+        options, self._set = self._set, []
         return self._call("step", self._steps("train", leaves, options=options, trace=trace))
 
     def evaluate(
@@ -99,7 +102,7 @@ class PoolRun:
     ) -> list[dict[str, float]]:
         """Run an evaluation of the plan on its live parameters."""
         self.load(plan, bodies, "eval")
-        return self._call("step", self._steps("eval", leaves, options={}, trace=None))
+        return self._call("step", self._steps("eval", leaves, options=[], trace=None))
 
     def _steps(
         self, name: str, leaves: Mapping[str, Tensor] | None, **more: Any
@@ -119,9 +122,18 @@ class PoolRun:
             payloads.append({"name": name, "leaves": mine, **more})
         return payloads
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """With the next step optimizers get these values; they travel with it."""
-        self._set |= options
+    def set_options(self, options: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """With the next step parameter groups get these values, all the same or each its own; they
+        travel with it."""
+        num = len(self.plan.param_groups)
+        each = [options] * num if isinstance(options, Mapping) else options
+        if len(each) != num:
+            raise RunError(
+                f"options of {len(each)} parameter groups, but the plan has {num}",
+                legal="one mapping for all, or a list with one for each",
+            )
+        before = self._set or [{} for _ in each]
+        self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
 
     def read(self, function: Data, name: str = "train") -> None:
         """Have every rank that needs batches read its share from a function, from the start."""

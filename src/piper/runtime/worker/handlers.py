@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from piper.errors import RunError
+from piper.plan.group_runs import runs_within
+from piper.plan.holdings import window
 from piper.plan.slots import STAYING
 from piper.plan.tasks import NO_SLOT, Add, Comm, Norm, Read, Run, Settle, Task, Update
+from piper.plan.types import Bucket
 from piper.runtime.transport.transport import Exchange, Pending
 from piper.runtime.worker.adding import add_to_bucket, add_values, parts_of, views
-from piper.runtime.worker.update import Updater, clip_scale
+from piper.runtime.worker.update import Piece, Updater, clip_scale
 
 if TYPE_CHECKING:
     from piper.runtime.worker.worker import Worker
@@ -91,14 +94,18 @@ def _norm(worker: Worker, task: Norm) -> Start:
 @handles(Update)
 def _update(worker: Worker, task: Update) -> Start:
     slots, bucket = worker.slots, worker.plan.buckets[task.bucket]
+    stepped = [slots[i] for i in task.stepped]
     updater = Updater(
-        worker.plan.optimizer,
-        [slots[i] for i in task.stepped],
+        worker.plan.param_groups,
+        stepped,
         [worker.wide_of(i) for i in task.stepped],
+        _pieces(worker, task, bucket, stepped),
     )
+    if worker.plan.ema is not None:
+        updater.keep_averages(worker.plan.ema)
     worker.updaters[task.bucket] = updater
     flat = slots[task.gradient]
-    grads = [flat] if bucket.over else views(flat, parts_of(bucket))
+    grads = updater.grads_of([flat] if bucket.over else views(flat, parts_of(bucket)))
     # Elsewhere than on a CPU the host would wait for it.
     looks = task.counted != NO_SLOT and worker.device.type == "cpu"
     divide = _divisor(worker, task)
@@ -113,8 +120,18 @@ def _update(worker: Worker, task: Update) -> Start:
         if task.late:
             updater.keep()
         updater.step(grads, divisor, scale)
+        if not task.late:
+            updater.average()
 
     return start
+
+
+def _pieces(worker: Worker, task: Update, bucket: Bucket, stepped: list[Any]) -> list[Piece]:
+    """Whole parameters, or the runs of the rank's part that each parameter group steps."""
+    if not bucket.over:
+        return [Piece(bucket.group_of(i), i, 0, t.numel()) for i, t in enumerate(stepped)]
+    begin, end = window(worker.plan, worker.me, worker.me.slots[task.stepped[0]])
+    return [Piece(run.group, 0, run.begin, run.end) for run in runs_within(bucket, begin, end)]
 
 
 @handles(Settle)
@@ -123,6 +140,7 @@ def _settle(worker: Worker, task: Settle) -> Start:
 
     def start() -> None:
         updater.settle(clip_scale(slots[task.norm], divide(), task.clip))
+        updater.average()
 
     return start
 

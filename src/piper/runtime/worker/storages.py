@@ -64,13 +64,16 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def optimizer_tensors(worker: Worker, buckets: Iterable[int] | None = None) -> list[Tensor]:
-    """Masters and optimizer state, without scalars such as the number of steps."""
+    """Masters, moving averages and optimizer state, without scalars such as the number of steps."""
     found: list[Tensor] = []
     for bucket, updater in worker.updaters.items():
         if buckets is None or bucket in buckets:
-            found += [master.detach() for master in updater.masters]
-            states: Any = updater.optimizer.state.values()
-            found += [t for s in states for t in s.values() if isinstance(t, Tensor) and t.dim()]
+            found += [*updater.masters, *updater.averages]
+            for optimizer in updater.optimizers.values():
+                states: Any = optimizer.state.values()
+                found += [
+                    t for s in states for t in s.values() if isinstance(t, Tensor) and t.dim()
+                ]
     return found
 
 

@@ -1,70 +1,117 @@
-"""Updater: one bucket's parameters, or the rank's shard of them, under a `torch.optim` optimizer."""
+"""Updater: one bucket's parameters, or the rank's shard of them, under `torch.optim` optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from piper.errors import RunError
 from piper.ir.tensor_type import accumulation_dtype
-from piper.plan.types import Optimizer
-from piper.runtime.factory import make_optimizer, step_of
+from piper.plan.types import ParamGroup
+from piper.runtime.torch_optimizers import make_optimizer, step_of
+
+
+class Piece(NamedTuple):
+    """What one parameter group steps of a tensor: elements `begin` to `end`."""
+
+    group: int
+    place: int  # of the tensor
+    begin: int
+    end: int
 
 
 class Updater:
-    """Steps `params` in place. Low-precision parameters have masters of the gradients' dtype, which
-    start from what `exact` has for them, else from the parameters."""
+    """Steps `params` in place, piece by piece. Low-precision parameters have masters of the gradients'
+    dtype, which start from what `exact` has for them, else from the parameters."""
 
     def __init__(
-        self, optimizer: Optimizer, params: list[Tensor], exact: list[Tensor | None]
+        self,
+        groups: Sequence[ParamGroup],
+        params: list[Tensor],
+        exact: list[Tensor | None],
+        pieces: Sequence[Piece],
     ) -> None:
-        self.masters = [
-            torch.nn.Parameter(_master(param, value))
-            for param, value in zip(params, exact, strict=True)
-        ]
+        self.masters = [_master(p, value) for p, value in zip(params, exact, strict=True)]
         pairs = zip(params, self.masters, strict=True)
-        self.narrow = [(p, m.detach()) for p, m in pairs if p.dtype != m.dtype]
-        self.optimizer = make_optimizer(optimizer, self.masters)
-        self._step = step_of(self.optimizer)
+        self.narrow = [(p, m) for p, m in pairs if p.dtype != m.dtype]
+        self.pieces = list(pieces)
+        self.stepped = [torch.nn.Parameter(_part(self.masters[p.place], p)) for p in self.pieces]
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}  # per parameter group
+        for number in sorted({piece.group for piece in pieces}):
+            mine = [s for s, p in zip(self.stepped, pieces, strict=True) if p.group == number]
+            self.optimizers[number] = make_optimizer(groups[number], mine)
+        self._steps = [step_of(optimizer) for optimizer in self.optimizers.values()]
         # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
-        self.spoils = bool(optimizer.options.get("nesterov"))
+        self.spoils = any(groups[number].options.get("nesterov") for number in self.optimizers)
+        self.averages: list[Tensor] = []
+        self.ema: float | None = None
+        self._begun = False
         self._before: list[tuple[Tensor, Tensor]] | None = None
-        self._state: dict[Any, dict[str, Any]] = {}
+        self._state: list[dict[Any, dict[str, Any]]] = []
+
+    def grads_of(self, grads: list[Tensor]) -> list[Tensor]:
+        """The gradients of all pieces, given those of `params`."""
+        return [_part(grads[piece.place], piece) for piece in self.pieces]
 
     def step(
         self, grads: list[Tensor], divisor: float | Tensor, scale: Tensor | None = None
     ) -> None:
-        """One step with the gradients' sums over their count, times `scale`."""
+        """One step with the pieces' gradients: sums over their count, times `scale`."""
         if isinstance(divisor, float) and divisor != 1.0:
             torch._foreach_div_(grads, divisor)
         elif isinstance(divisor, Tensor):
             for grad in grads:
                 grad.div_(divisor)
-        for master, grad in zip(self.masters, grads, strict=True):
-            master.grad = grad
+        for param, grad in zip(self.stepped, grads, strict=True):
+            param.grad = grad
         self._take(scale)
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """From the next step on, take these arguments instead of the plan's."""
-        (group,) = self.optimizer.param_groups
-        legal = [key for key in self.optimizer.defaults if key in group]
-        for key, value in options.items():
-            if key not in legal:
-                raise RunError(
-                    f"{type(self.optimizer).__name__} has no {key!r}", legal=", ".join(legal)
-                )
-            group[key] = value
+    def keep_averages(self, ema: float) -> None:
+        """Have `average` keep moving averages of the masters."""
+        self.ema, self.averages = ema, [master.clone() for master in self.masters]
+
+    def average(self) -> None:
+        """After a step: as torch.optim.swa_utils.AveragedModel does; the first one is copied."""
+        if self.ema is None:
+            return
+        if self._begun:
+            torch._foreach_lerp_(self.averages, self.masters, 1 - self.ema)
+        else:
+            torch._foreach_copy_(self.averages, self.masters)
+        self._begun = True
+
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """From the next step on, each parameter group takes these arguments instead of the plan's."""
+        for number, optimizer in self.optimizers.items():
+            (group,) = optimizer.param_groups
+            legal = [key for key in optimizer.defaults if key in group]
+            for key, value in options[number].items():
+                if key not in legal:
+                    raise RunError(
+                        f"{type(optimizer).__name__} has no {key!r}", legal=", ".join(legal)
+                    )
+                group[key] = value
+
+    def state_at(self, place: int, element: int) -> tuple[dict[str, Any], int]:
+        """What is kept beside an element of a tensor, and where its piece begins."""
+        for piece, param in zip(self.pieces, self.stepped, strict=True):
+            if piece.place == place and piece.begin <= element < piece.end:
+                return self.optimizers[piece.group].state.get(param, {}), piece.begin
+        raise RunError(f"nobody steps element {element}")
 
     def keep(self) -> None:
         """Remember everything that the next step changes."""
-        self._before = [(m.detach(), m.detach().clone()) for m in self.masters]
-        self._state = {
-            master: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
-            for master, state in self.optimizer.state.items()
-        }
+        self._before = [(m, m.clone()) for m in self.masters]
+        self._state = [
+            {
+                param: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+                for param, state in optimizer.state.items()
+            }
+            for optimizer in self.optimizers.values()
+        ]
 
     def settle(self, scale: Tensor) -> None:
         """Step again from what was kept if gradients must be smaller; forget it in any case."""
@@ -72,23 +119,25 @@ class Updater:
         if not float(scale) >= 1.0:  # also where the norm is not a number
             for now, before in self._before:
                 now.copy_(before)
-            self.optimizer.state.clear()
-            self.optimizer.state.update(self._state)
+            for optimizer, state in zip(self.optimizers.values(), self._state, strict=True):
+                optimizer.state.clear()
+                optimizer.state.update(state)
             self._take(scale)
-        self._before, self._state = None, {}
+        self._before, self._state = None, []
 
     def _take(self, scale: Tensor | None) -> None:
-        grads = [master.grad for master in self.masters]
+        grads = [param.grad for param in self.stepped]
         if scale is not None:
             for grad in grads:
                 assert grad is not None
                 grad.mul_(scale.to(grad.dtype))
         if self.spoils:
-            for master, grad in zip(self.masters, grads, strict=True):
-                master.grad = None if grad is None else grad.clone()
-        self._step()
-        for master, grad in zip(self.masters, grads, strict=True):
-            master.grad = grad
+            for param, grad in zip(self.stepped, grads, strict=True):
+                param.grad = None if grad is None else grad.clone()
+        for step in self._steps:
+            step()
+        for param, grad in zip(self.stepped, grads, strict=True):
+            param.grad = grad
         if self.narrow:
             torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
 
@@ -97,6 +146,13 @@ def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tens
     """What gradients are multiplied by so that their norm is at most `largest`, as torch does."""
     norm = squares.sqrt() / divisor
     return (largest / (norm + 1e-6)).clamp(max=1.0)
+
+
+def _part(tensor: Tensor, piece: Piece) -> Tensor:
+    """Of a piece's tensor, its elements; a whole tensor keeps its shape."""
+    if (piece.begin, piece.end) == (0, tensor.numel()):
+        return tensor
+    return tensor.view(-1)[piece.begin : piece.end]
 
 
 def _master(param: Tensor, exact: Tensor | None) -> Tensor:

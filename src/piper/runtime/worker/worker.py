@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -187,8 +187,8 @@ class Worker:
             self.slots[index] = part.to(self.device, dtype).contiguous()
         self.keys.load(self.slots)
 
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """From the next step on, optimizers have these values, such as {"lr": 3e-4}."""
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """From the next step on, parameter groups have these values, such as {"lr": 3e-4}."""
         for updater in self.updaters.values():
             updater.set_options(options)
 
@@ -238,17 +238,16 @@ class Worker:
     def _beside(self, held: Holding) -> Tensor | None:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
-        if held.what in ("master", "state"):
+        start = held.offset
+        if held.what in ("master", "average", "state"):
             updater, place = self._stepping[held.slot]
-            master = updater.masters[place]
-            whole = (
-                master
-                if held.what == "master"
-                else updater.optimizer.state.get(master, {}).get(held.state)
-            )
+            whole = (updater.averages if held.what == "average" else updater.masters)[place]
+        if held.what == "state":
+            state, begin = updater.state_at(place, held.offset)
+            whole, start = state.get(held.state), held.offset - begin
         if whole is None or held.form != "elements":
             return whole
-        flat = whole.detach().reshape(-1)[held.offset : held.offset + held.last - held.first]
+        flat = whole.detach().reshape(-1)[start : start + held.last - held.first]
         return flat.view(held.box.size) if held.is_whole_box else flat
 
     @cached_property

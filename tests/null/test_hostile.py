@@ -1,0 +1,204 @@
+"""Models that cannot be traced: each is refused by one error with the user's line and a way out."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import piper
+
+Forward = Callable[[Any, Tensor], Any]
+HOSTILE: dict[str, tuple[Forward, str]] = {}  # forward, and words of the way out
+GENERATOR = torch.Generator()
+
+
+def hostile(way_out: str) -> Callable[[Forward], Forward]:
+    def note(forward: Forward) -> Forward:
+        HOSTILE[forward.__name__] = forward, way_out
+        return forward
+
+    return note
+
+
+class Model(nn.Module):
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+        self.b = nn.Linear(6, 6)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.layerdrop = 0.5
+        self.run = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+@hostile("torch.bmm")
+def vmap(self: Any, x: Tensor) -> Tensor:
+    return torch.vmap(self.b)(self.a(x))
+
+
+@hostile("written out")
+def func_grad(self: Any, x: Tensor) -> Tensor:
+    return self.b(torch.func.grad(lambda y: (y**2).sum())(self.a(x)))
+
+
+@hostile("layerdrop=0")
+def layer_drop(self: Any, x: Tensor) -> Tensor:
+    dropout_probability = torch.rand([])
+    if dropout_probability < self.layerdrop:
+        return self.a(x)
+    return self.b(self.a(x))
+
+
+@hostile("torch.rand")
+def host_random(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) * random.random()
+
+
+@hostile("torch.rand")
+def host_choice(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) if random.uniform(0, 1) < 0.5 else self.b(x)
+
+
+@hostile("torch.rand")
+def numpy_random(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) * np.random.beta(1.0, 1.0)
+
+
+@hostile("lower(seed=...)")
+def seed(self: Any, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return F.dropout(self.a(x))
+
+
+@hostile("lower(seed=...)")
+def generator(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) * torch.rand(6, generator=GENERATOR)
+
+
+@hostile("clock")
+def clock(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) * time.time()
+
+
+@hostile("known from the batch's shape")
+def loop_over_experts(self: Any, x: Tensor) -> Tensor:
+    chosen = self.a(x).argmax(-1)
+    out = torch.zeros_like(x)
+    for index, expert in enumerate(self.experts):
+        (rows,) = torch.where(chosen == index)
+        out[rows] = expert(x[rows])
+    return out
+
+
+@hostile("torch.where")
+def branch(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) if x.sum() > 0 else self.b(x)
+
+
+@hostile("no .item()")
+def number(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) * x.mean().item()
+
+
+@hostile("no .item()")
+def numbers(self: Any, x: Tensor) -> Tensor:
+    return self.a(x) * x[0].tolist()[0]
+
+
+@hostile("known from the batch's shape")
+def nonzero(self: Any, x: Tensor) -> Tensor:
+    return self.a(x)[(x.sum(1) > 0).nonzero().squeeze(1)]
+
+
+@hostile("dense tensors")
+def sparse(self: Any, x: Tensor) -> Tensor:
+    return torch.sparse.mm(self.a(x).to_sparse(), self.b.weight)
+
+
+@hostile("mask")
+def nested(self: Any, x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([self.a(x)[0], self.b(x)[1]]).to_padded_tensor(0.0)
+
+
+@hostile("padded batch")
+def packed(self: Any, x: Tensor) -> Tensor:
+    lengths = torch.ones(len(x), dtype=torch.int64)
+    rows = nn.utils.rnn.pack_padded_sequence(self.a(x)[:, None], lengths, batch_first=True)
+    return rows.data
+
+
+@hostile("lower(device=...)")
+def device(self: Any, x: Tensor) -> Tensor:
+    return self.a(x.to("meta"))
+
+
+@hostile("no .item()")
+def split_sizes(self: Any, x: Tensor) -> Tensor:
+    some = int((x > 0).sum())
+    return torch.cat(self.a(x).flatten().split([some, x.numel() - some]))
+
+
+@hostile("code that torch.compile(fullgraph=True) accepts")
+def without_end(self: Any, x: Tensor) -> Tensor:
+    return without_end(self, x)
+
+
+@hostile("code that torch.compile(fullgraph=True) accepts")
+def mismatch(self: Any, x: Tensor) -> Tensor:
+    return self.b(self.a(x)[:, :3])
+
+
+@hostile("code that torch.compile(fullgraph=True) accepts")
+def own_error(self: Any, x: Tensor) -> Tensor:
+    raise KeyError("nothing")
+
+
+@hostile("code that torch.compile(fullgraph=True) accepts")
+def end(self: Any, x: Tensor) -> Tensor:
+    sys.exit(3)
+
+
+def _trace(forward: Forward) -> None:
+    batch = {"x": torch.randn(4, 6)}
+    piper.trace(lambda: Model(forward), batch, lambda model, batch: model(batch["x"]).mean())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_one_error_with_a_line_and_a_way_out(name: str) -> None:
+    forward, way_out = HOSTILE[name]
+    with pytest.raises(piper.PiperError) as caught:
+        _trace(forward)
+    code = forward.__code__
+    lines = range(code.co_firstlineno, max(n for *_, n in code.co_lines() if n) + 1)
+    assert any(f"test_hostile.py:{line}" in str(caught.value) for line in lines), caught.value
+    assert way_out in (caught.value.legal or ""), caught.value
+
+
+def test_what_was_refused_leaves_nothing_behind() -> None:
+    for name in ("vmap", "func_grad", "without_end"):
+        with pytest.raises(piper.PiperError):
+            _trace(HOSTILE[name][0])
+    torch.rand(3)  # inside of vmap it would raise
+    _trace(lambda self, x: self.b(self.a(x)))
+
+
+def test_sparse_gradients_are_refused() -> None:
+    class Sparse(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(4, 6, sparse=True)
+
+    with pytest.raises(piper.PiperError, match="Embedding embed has sparse gradients") as caught:
+        piper.trace(Sparse, {"x": torch.zeros(4)}, lambda model, batch: batch["x"].mean())
+    assert "sparse=False" in (caught.value.legal or "")
