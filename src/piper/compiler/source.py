@@ -66,6 +66,7 @@ class Source:
         dtype: str = "",
         training: bool = True,
         frozen: frozenset[str] = frozenset(),
+        trained: Source | None = None,
     ) -> None:
         self.make_model = make_model
         self.step = step
@@ -78,7 +79,7 @@ class Source:
         self.training = training
         self.guessed = False
         self._variants: dict[Variant, Source] = {(dtype, training, frozen): self}
-        self._captures = Captures(
+        self._captures: Captures = Captures(
             make_model,
             batch,
             step,
@@ -86,6 +87,7 @@ class Source:
             dtype=dtype,
             training=training,
             frozen=frozen,
+            trained=trained._captures if trained else None,
         )
         self._traced: dict[tuple[int, Cuts], Traced] = {}
 
@@ -109,6 +111,7 @@ class Source:
                 dtype=dtype,
                 training=training,
                 frozen=frozen,
+                trained=None if training else self._variants.get((dtype, True, frozen)),
             )
         variant = self._variants[key]
         if variant is not self:
