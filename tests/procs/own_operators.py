@@ -1,4 +1,4 @@
-"""Operators that a user's file registers, one by `custom_op`, one by `define`; workers must import it."""
+"""Operators that a user's file registers, by `custom_op` and by `define`; workers must import it."""
 
 from __future__ import annotations
 
