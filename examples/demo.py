@@ -15,6 +15,7 @@ STEPS = 60
 
 
 def main() -> None:
+    piper.warm_up()
     program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
     strategy = parallel(pp=2, dp=2, ep=2, zero=2, schedule="dualpipev", microbatches=4)
     job = program.apply(strategy).lower(optimizer=moe_lm.optimizer, clip=1.0)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from piper.plan.optimizers import adamw, sgd
     from piper.plan.types import Plan
     from piper.runtime.launch.local_pool import LocalPool
+    from piper.runtime.launch.parent_process import warm_up
     from piper.runtime.launch.shares import Share
     from piper.training.loop import train
     from piper.training.records import Training
@@ -50,6 +51,7 @@ _HOMES = {
     "tag": "piper.frontend.annotate",
     "trace": "piper.api.program",
     "train": "piper.training.loop",
+    "warm_up": "piper.runtime.launch.parent_process",
     "where": "piper.ir.select",
 }
 _MODULES = ("schedules", "strategies")
@@ -57,7 +59,7 @@ _MODULES = ("schedules", "strategies")
 __all__ = [
     "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "Share",
     "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_job", "load_program", "schedules",
-    "sgd", "strategies", "tag", "trace", "train", "where",
+    "sgd", "strategies", "tag", "trace", "train", "warm_up", "where",
 ]  # fmt: skip
 
 

@@ -144,3 +144,30 @@ def test_a_chance_of_zero_drops_no_layer() -> None:
         return x
 
     _assert_exact(_model(forward, second=lambda: nn.Linear(6, 6), layerdrop=lambda: 0.0))
+
+
+def test_what_comes_back_has_the_models_names() -> None:
+    """Also what no step reads, and names that a graph's own names would not allow."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleDict({"a b": nn.Linear(6, 6), "ü@/:%": nn.Linear(6, 6)})
+            self.unused = nn.Linear(2, 3)
+            self.register_buffer("idle", torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers["ü@/:%"](self.layers["a b"](x))
+
+    batch = _batch()
+    job = piper.trace(lambda: Odd().double(), batch, _step).lower(optimizer=piper.adamw(lr=0.1))
+    reference = train_one_device(job, [batch])
+    with job.launch("single") as run:
+        run.step(batch)
+        found = run.parameters()
+        assert list(found) == [name for name, _ in Odd().named_parameters()]
+        for name, value in reference.parameters.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-12, atol=0.0)
+        trained = {name for name in found if not name.startswith("unused")}
+        assert run.gradients().keys() == run.optimizer_state().keys() == trained
+        assert run.differing_replicas() == []

@@ -231,6 +231,18 @@ def test_what_is_left_out_is_not_trained(degrees: str, clip: float | None) -> No
     assert evaluated == pytest.approx(loss.item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("case", ["untagged", "dropout", "counted"])
+def test_what_is_left_out_of_other_models(case: str) -> None:
+    """Stages that the compiler has cut, random numbers and a counted loss in the second trace."""
+    strategy = parallel(pp=2, dp=2, zero=2, microbatches=4)
+    job = program_of(case).apply(strategy).lower(optimizer=_left_out, clip=0.1)
+    assert not job.plan.tensors["stages.0.mlp.weight"].trainable
+    reference = train_one_device(job, batches_of(case))
+    with job.launch("loopback") as run:
+        errors = compare(run, batches_of(case), reference)
+    assert errors.exact, errors
+
+
 def test_a_gradient_that_nobody_steps_is_not_computed() -> None:
     few, all_ = _job(_left_out, DEGREES["zero 3"]), _job(piper.adamw(), DEGREES["zero 3"])
     assert few.report.peaks[0].kept["gradients"] < all_.report.peaks[0].kept["gradients"] / 2

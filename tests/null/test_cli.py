@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from piper.cli.main import main
+from piper.compiler import source
+from piper.plan.optimizers import Grouping
 from piper.plan.types import plan_from_json
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -31,6 +34,37 @@ def test_plan_shows_directives_and_writes_the_plan(
     assert plan.content_hash() in printed
     saved = json.loads(out.read_text())
     assert set(plan.bodies) | set(saved["evaluation"]["bodies"]) == set(saved["code"])
+
+
+GROUPED = """
+import torch
+from tests.procs.tiny import batch, model, step
+
+def optimizer(model):
+    weights = [p for p in model.parameters() if p.ndim == 2]
+    biases = [p for p in model.parameters() if p.ndim == 1]
+    rest = torch.optim.AdamW([{"params": biases[:1], "lr": 0.1}, {"params": biases[1:]}])
+    return [torch.optim.SGD(weights, lr=0.5), rest]
+"""
+
+
+def test_verify_trains_with_the_optimizer_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "grouped.py"
+    file.write_text(GROUPED)
+    arguments = ["verify", str(file), "--dp", "2", "--zero", "3"]
+    assert main(arguments) == 0
+    assert "3 SGD and AdamW steps" in capsys.readouterr().out
+    real = source.resolve_optimizer
+
+    def ignoring(*args: Any, **more: Any) -> Grouping:
+        found = real(*args, **more)
+        return Grouping(found.groups, dict.fromkeys(found.of, 0))
+
+    monkeypatch.setattr(source, "resolve_optimizer", ignoring)
+    assert main(arguments) == 1
+    assert "parameter  largest error" in capsys.readouterr().out
 
 
 def test_verify_says_exact_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:

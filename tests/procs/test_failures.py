@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def trapped(leavings: Leavings) -> Iterator[tuple[TrappedPool, Run]]:
     run.step(CASES["dense"].batch(0))
     seen = leavings.seen()
     assert len(seen.ports) >= 2
-    assert len(seen.pids) == 2
+    assert len(seen.pids) == 3  # their parent, too
     yield pool, run
     leavings.assert_none(seen)
 
@@ -119,6 +120,14 @@ def test_a_worker_killed_between_steps(trapped: tuple[TrappedPool, Run]) -> None
     assert text.startswith(
         "rank 1 was killed (SIGTERM) after step 1\n    rank 0 waited for rank 1 in"
     )
+
+
+def test_the_parent_of_workers_is_killed(trapped: tuple[TrappedPool, Run]) -> None:
+    pool, run = trapped
+    parent = Path(f"/proc/{pool.processes[0].pid}/stat").read_text().rpartition(")")[2].split()[1]
+    os.kill(int(parent), signal.SIGKILL)
+    time.sleep(2.0)  # workers look twice a second
+    assert " was killed (SIGKILL, " in _step(run, within=AFTER)
 
 
 def test_a_stopped_worker_that_cannot_even_be_told(leavings: Leavings) -> None:

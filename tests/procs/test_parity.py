@@ -1,9 +1,11 @@
 """Law 1 on real processes: 2 and 4 ranks over gloo."""
 
 import pytest
+import torch
 
 from piper import Schedule, where
-from piper.training.verify import compare
+from piper.training.verify import compare, train_one_device
+from tests.loopback.test_param_groups import by_module
 from tests.matrix import AXES, EXPERTS, MODEL, SCHEDULE, ZERO, Cell
 from tests.null.test_outside_directive import Speak
 from tests.procs.conftest import GetPool
@@ -45,6 +47,26 @@ def test_other_models_train_like_one_device(
     with job.launch(pool(size)) as run:
         errors = compare(run, batches_of(name), reference_of(name, job))
     assert errors.exact, errors
+
+
+def test_groups_averages_and_rates_of_groups(pool: GetPool) -> None:
+    """What is said of each parameter group travels to the processes, with the plan and with steps."""
+    strategy = strategy_of("pp2_dp2", "1f1b", zero=3, bucket_size="1KiB")
+    job = program_of("tied").apply(strategy).lower(optimizer=by_module, ema=0.5)
+    batches = batches_of("tied")
+    with job.launch(pool(4)) as run, job.launch("loopback") as other:
+        errors = compare(run, batches, train_one_device(job, batches))
+        compare(other, batches, train_one_device(job, batches))
+        for each in (run, other):
+            each.set_options([{"lr": 0.0}, {}, {"lr": 0.0}, {"lr": 0.3}])
+            each.step(batches[0])
+        assert errors.exact, errors
+        averages, state = other.ema(), other.optimizer_state()
+        for name, average in run.ema().items():
+            torch.testing.assert_close(average, averages[name], rtol=1e-10, atol=1e-12)
+        assert {n: s.keys() for n, s in run.optimizer_state().items()} == {
+            n: s.keys() for n, s in state.items()
+        }
 
 
 def test_workers_need_not_know_the_directives_of_a_strategy(pool: GetPool) -> None:

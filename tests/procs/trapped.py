@@ -92,4 +92,4 @@ class TrappedPool(LocalPool):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], make=TrappedMember)
+    main(int(sys.argv[1]), sys.argv[2], make=TrappedMember)

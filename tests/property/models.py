@@ -21,6 +21,12 @@ KINDS = ("linear", "norm", "attention", "moe", "dropout", "branch", "frozen", "p
 ADAMW = piper.adamw(lr=1e-2)
 
 
+def in_groups(params: list[Tensor]) -> torch.optim.Optimizer:
+    """Every third parameter has the same arguments."""
+    groups = [{"params": params[i::3], "lr": 0.01 * (i + 1)} for i in range(3) if params[i::3]]
+    return torch.optim.AdamW([g | {"weight_decay": g["lr"]} for g in groups])
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a random model is made of; stages are numbered from 0."""
@@ -268,12 +274,14 @@ def batches() -> list[dict[str, Tensor]]:
     return [batch_of(seed) for seed in range(2)]
 
 
-_references: dict[tuple[Spec, int, float | None], Trained] = {}
+_references: dict[tuple[Spec, int, float | None, int], Trained] = {}
 
 
 def reference_of(spec: Spec, job: Job) -> Trained:
     """One device's training on the job's global microbatches; made once for all that agree on them."""
-    key = (spec, job.plan.num_data_ranks * job.plan.num_microbatches, job.plan.clip)
+    plan = job.plan
+    pieces = plan.num_data_ranks * plan.num_microbatches
+    key = (spec, pieces, plan.clip, len(plan.param_groups))
     if key not in _references:
         _references[key] = train_one_device(job, batches())
     return _references[key]

@@ -22,7 +22,7 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
 from piper.schedules import SCHEDULES, Table, from_rows, schedule, takes_stages_per_rank
 
-from .models import ADAMW, BATCH, Spec, program_of
+from .models import ADAMW, BATCH, Spec, in_groups, program_of
 
 FILE = os.path.abspath("random_strategy.py")  # exists only as the name of the strategies' lines
 
@@ -58,6 +58,7 @@ class Strategy:
     num_stages: int  # 0 without the tag PP
     clip: float | None = None
     late: bool = False
+    groups: bool = False  # of parameters
     tables: dict[str, Table] = field(default_factory=dict)
     facts: frozenset[str] = frozenset()
 
@@ -90,10 +91,11 @@ class Strategy:
         return self.lowered(self.apply())
 
     def lowered(self, program: Program) -> Job:
-        return program.lower(optimizer=ADAMW, clip=self.clip, late_clip=self.late)
+        optimizer = in_groups if self.groups else ADAMW
+        return program.lower(optimizer=optimizer, clip=self.clip, late_clip=self.late)
 
     def __repr__(self) -> str:
-        end = f"lower(clip={self.clip}, late_clip={self.late})"
+        end = f"lower(clip={self.clip}, late_clip={self.late}), groups={self.groups}"
         tables = "".join(f"\n{name}: {table}" for name, table in self.tables.items())
         return f"{self.spec}\n{self.source}{end}{tables}"
 
@@ -149,8 +151,10 @@ class _Build:
                 self.kind = "none"
         clip = self.one_of((None, None, 0.05, 0.5))
         late = clip is not None and self.chance(50)
+        groups = self.chance(30)
         self.facts |= {f"order {self.kind}", f"pp {self.parts > 1}", f"clip {clip} {late}"}
-        return replace(made, clip=clip, late=late, facts=frozenset(self.facts))
+        self.facts |= {f"groups {groups}"}
+        return replace(made, clip=clip, late=late, groups=groups, facts=frozenset(self.facts))
 
     def _finished(self, lines: Sequence[Line]) -> Strategy:
         return Strategy(

@@ -51,7 +51,8 @@ def trace(
     Untagged code joins a region of the tag `stages`.
     """
     source = Source(make_model, example_batch, step, stages=stages)
-    graph = source.graph()
+    with no_collections():
+        graph = source.graph()
     verify(graph)
     return Program(source, graph)
 

@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from piper.api.advice import with_advice
 from piper.bodies.leaves import batch_leaves
 from piper.errors import OutOfMemory, RunError
 from piper.plan.holdings import What
-from piper.plan.types import Plan
+from piper.plan.types import ModelTensor, Plan
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
+from piper.runtime.worker.weights import initial_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,39 +149,56 @@ class Run:
         return checked_leaves(self.plan, batch)
 
     def parameters(self) -> dict[str, Tensor]:
-        """All parameters, whole."""
-        return whole_tensors(self.plan, "param", self._open().tensors("param"))
+        """All parameters, whole, by the model's own names; what no step reads is as it was made."""
+        return self._of_the_model("param")
 
     def buffers(self) -> dict[str, Tensor]:
-        """All buffers that the program reads or changes, whole."""
-        return whole_tensors(self.plan, "buffer", self._open().tensors("buffer"))
+        """All buffers, likewise."""
+        return self._of_the_model("buffer")
 
     def masters(self) -> dict[str, Tensor]:
         """All trained parameters, whole, in the dtype in which they are stepped."""
-        return whole_tensors(self.plan, "master", self._open().tensors("master"))
+        return self._whole("master")
 
     def ema(self) -> dict[str, Tensor]:
         """All parameters, whole: of those that are trained their moving averages, in the dtype in which
         they are stepped."""
         if self.plan.ema is None:
             raise RunError("the run keeps no moving averages", legal="program.lower(ema=0.999)")
-        averages = whole_tensors(self.plan, "average", self._open().tensors("average"))
+        averages = self._whole("average")
         return self.parameters() | averages
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""
-        return whole_tensors(self.plan, "grad", self._open().tensors("grad"))
+        return self._whole("grad")
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """Per trained parameter, what its optimizer keeps, whole and by torch's names, such as
         `exp_avg`; before the first step, nothing."""
-        return whole_state(self.plan, self.workers.tensors("state"))
+        state = whole_state(self.plan, self.workers.tensors("state"))
+        return {unquote(name): pieces for name, pieces in state.items()}
 
     def differing_replicas(self) -> list[str]:
         """Names of parameters and buffers whose copies are not bit-equal; empty is right."""
         kinds: tuple[What, ...] = ("param", "buffer")
         found = (differing_copies(self.plan, what, self._open().tensors(what)) for what in kinds)
-        return [name for names in found for name in names]
+        return [unquote(name) for names in found for name in names]
+
+    def _of_the_model(self, what: What) -> dict[str, Tensor]:
+        held, whole = self._whole(what), {}
+        for name, tensor in self.plan.tensors.items():
+            if tensor.buffer == (what == "buffer"):
+                own = unquote(name)
+                whole[own] = held[own] if own in held else self._initial(tensor)
+        return whole
+
+    def _initial(self, tensor: ModelTensor) -> Tensor:
+        return initial_value(tensor, self.workers.bodies, seed=self.plan.seed)
+
+    def _whole(self, what: What) -> dict[str, Tensor]:
+        """What the ranks hold of a kind, by the model's own names."""
+        found = whole_tensors(self.plan, what, self._open().tensors(what))
+        return {unquote(name): tensor for name, tensor in found.items()}
 
     def close(self) -> None:
         self.closed = True

@@ -70,10 +70,23 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from piper.runtime.launch.parent_process import cool_down, warm_up
     from piper.runtime.launch.signals import default_signals
-    from piper.runtime.launch.torchrun import under_torchrun
 
     default_signals()
+    options = launch_options(arguments)
+    if arguments.launch != "local":
+        return _run(arguments, options)
+    warm_up()
+    try:
+        return _run(arguments, options)
+    finally:
+        cool_down()
+
+
+def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+    from piper.runtime.launch.torchrun import under_torchrun
+
     saved = arguments.file.endswith(".json")
     if saved:
         module = _data_module(arguments)
@@ -81,7 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
         module = load_file(arguments.file, "model", "batch", "step")
         if arguments.data:
             raise FileError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
-    options = launch_options(arguments)
     if arguments.launch != "torchrun" or under_torchrun():
         job = _saved_job(arguments) if saved else _lowered_job(module, arguments)
         return _train(job, module, arguments, options)

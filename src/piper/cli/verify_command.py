@@ -15,7 +15,9 @@ FAILED = 1
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("verify", help="compare a strategy with one device, in float64")
     add_program_arguments(parser)
-    parser.add_argument("--steps", type=int, default=3, help="AdamW steps (default 3)")
+    parser.add_argument(
+        "--steps", type=int, default=3, help="steps of the file's optimizer, else AdamW (default 3)"
+    )
     parser.add_argument(
         "--launch",
         choices=("loopback", "local"),
@@ -45,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise FileError("--adversary goes with --launch loopback")
     module = load_file(arguments.file, "model", "batch", "step")
     program = trace_file(module, arguments, double=True)
-    job = program.lower(optimizer=piper.adamw(lr=1e-3))
+    job = program.lower(optimizer=getattr(module, "optimizer", None) or piper.adamw(lr=1e-3))
     batches = [doubled(module.batch()) for _ in range(arguments.steps)]
     reference = train_one_device(job, batches)
     options = {"adversary": True} if arguments.adversary else {}
@@ -63,10 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return 0 if errors.exact else FAILED
     ranks = job.plan.mesh.size
+    names = dict.fromkeys(group.optimizer for group in job.plan.param_groups)
     pieces = job.plan.num_data_ranks * job.plan.num_microbatches
     print(
         f"{ranks} ranks ({arguments.launch}) against one device on the same {pieces} microbatches, "
-        f"{arguments.steps} AdamW steps"
+        f"{arguments.steps} {' and '.join(names)} steps"
     )
     for name, error, bound in rows:
         where = errors.worst.get(name, "")

@@ -19,6 +19,7 @@ class Captures:
     """One recording with a symbolic number of rows serves all numbers that it holds for.
 
     Code that looks at the number may not allow that: then it is recorded at each number by itself.
+    Those in eval() mode are the ones of training (`trained`), unless its code looks at the mode.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Captures:
         dtype: str,
         training: bool,
         frozen: frozenset[str],
+        trained: Captures | None = None,
     ) -> None:
         self.make_model = make_model
         self.batch = batch
@@ -39,6 +41,7 @@ class Captures:
         self.dtype = dtype
         self.training = training
         self.frozen = frozen
+        self.trained = trained
         self._by_rows: dict[int, Capture] = {}
         self._open: Recording | None = None  # with a symbolic number of rows
         self._tried = False
@@ -46,15 +49,23 @@ class Captures:
     def at(self, rows: int) -> Capture:
         """The uncut program for batches of `rows` samples; nodes have the same names at any number."""
         if rows not in self._by_rows:
-            self._by_rows[rows] = self._derived(rows) or self._recorded(rows)
+            self._by_rows[rows] = (
+                self._of_training(rows) or self._derived(rows) or self._recorded(rows)
+            )
         return self._by_rows[rows]
 
     def types_at(self, rows: int) -> dict[str, TensorType] | None:
         """The types of all results at a number of rows, if the one recording knows them."""
+        if self.trained is not None and self.at(self.batch_size).any_mode:
+            return self.trained.types_at(rows)
         self.at(self.batch_size)
         if self._open is None or self._open.rows is None or not self._open.holds_at(rows):
             return None
         return self._open.types_at(rows)
+
+    def _of_training(self, rows: int) -> Capture | None:
+        capture = None if self.trained is None else self.trained.at(rows)
+        return capture.without_gradient() if capture is not None and capture.any_mode else None
 
     def _derived(self, rows: int) -> Capture | None:
         """By the one recording, if it holds for so many rows."""

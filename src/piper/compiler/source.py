@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from piper.bodies.chunk_code import spec_of
 from piper.bodies.leaves import batch_leaves
 from piper.bodies.store import BodyStore
 from piper.compiler.captures import Captures
@@ -65,6 +66,7 @@ class Source:
         dtype: str = "",
         training: bool = True,
         frozen: frozenset[str] = frozenset(),
+        trained: Source | None = None,
     ) -> None:
         self.make_model = make_model
         self.step = step
@@ -77,7 +79,7 @@ class Source:
         self.training = training
         self.guessed = False
         self._variants: dict[Variant, Source] = {(dtype, training, frozen): self}
-        self._captures = Captures(
+        self._captures: Captures = Captures(
             make_model,
             batch,
             step,
@@ -85,6 +87,7 @@ class Source:
             dtype=dtype,
             training=training,
             frozen=frozen,
+            trained=trained._captures if trained else None,
         )
         self._traced: dict[tuple[int, Cuts], Traced] = {}
 
@@ -108,6 +111,7 @@ class Source:
                 dtype=dtype,
                 training=training,
                 frozen=frozen,
+                trained=None if training else self._variants.get((dtype, True, frozen)),
             )
         variant = self._variants[key]
         if variant is not self:
@@ -202,17 +206,19 @@ class Source:
 
     @cached_property
     def tensors(self) -> dict[str, ModelTensor]:
-        """All parameters and buffers of the model that a step reads, with their initializers."""
+        """All parameters and buffers of the model, also those that no step reads, with their
+        initializers: in the model's order, so that a copy takes the randomness of its original."""
         capture, traced = self.at(self.batch_size)
-        used = {n: v for n, v in traced.values.items() if v.role in ("param", "buffer")}
-        # In the model's order, so that a copy takes the randomness of what it was copied from.
-        wanted = {name: tensor for name, tensor in capture.made.items() if name in used}
+        buffers = {plain_name(name) for name, _ in capture.model.named_buffers()}
         tensors = {}
-        for name, code in capture.initializers.bodies(wanted).items():
+        for name, code in capture.initializers.bodies(capture.made).items():
             init = self.bodies.add(code.graph, code.constants)
-            spec = used[name].spec
-            changes = name in traced.changed
-            tensors[name] = ModelTensor(spec, init, code.keys, changes=changes)
+            spec = (
+                traced.values[name].spec if name in traced.values else spec_of(capture.made[name])
+            )
+            tensors[name] = ModelTensor(
+                spec, init, code.keys, buffer=name in buffers, changes=name in traced.changed
+            )
         return tensors
 
 

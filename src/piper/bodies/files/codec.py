@@ -59,6 +59,11 @@ def decode(text: str) -> fx.GraphModule:
 
     Names in the code that torch makes of the graph are ours, or an operator's and its arguments'.
     """
+    return fx.GraphModule(*_decoded(text))
+
+
+def _decoded(text: str) -> tuple[torch.nn.Module, fx.Graph]:
+    """The constants and the graph."""
     graph = fx.Graph()
     root = torch.nn.Module()
     nodes: list[fx.Node] = []
@@ -82,7 +87,7 @@ def decode(text: str) -> fx.GraphModule:
             graph.output(_results(decode_value(value, nodes)))
         case _:
             refuse(f"the last line is {shortened(last)}")
-    return fx.GraphModule(root, graph)
+    return root, graph
 
 
 def _lines(text: str) -> list[Any]:
@@ -125,8 +130,7 @@ def _results(value: Any) -> Any:
 @lru_cache(maxsize=1024)
 def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """The function of a body; a pure one, which tasks and workers of a process share."""
-    module = decode(text)
-    refuse_shared_memory(module.graph)
-    quicken(module.graph)
-    module.recompile()
-    return module.forward
+    root, graph = _decoded(text)
+    refuse_shared_memory(graph)
+    quicken(graph)
+    return fx.GraphModule(root, graph).forward

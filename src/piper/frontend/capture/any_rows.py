@@ -6,7 +6,7 @@ calls are those of a recording at that number. Sizes, and what is computed from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -108,48 +108,36 @@ def _symbol(node: fx.Node) -> str | None:
 
 
 def at_rows(
-    graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor]
+    graph: fx.Graph, results: Mapping[fx.Node, Any]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
     """The graph for inputs of one size, in which numbers stand for what computes them, and what became
-    of each node. Its nodes hold the results of a run on the inputs."""
-    root = torch.nn.Module()
-    for name, constant in constants.items():
-        root.register_buffer(name, constant)
-    run = _Run(root, graph)
-    with torch.enable_grad():
-        run.run(*inputs)
+    of each node. Its nodes hold the `results` of a run on such inputs."""
     copies: dict[fx.Node, Any] = {}
-    result = fx.Graph()
+    fixed = fx.Graph()
     for node in graph.nodes:
-        value = run.results[node]
+        value = results[node]
         if node.op.startswith("call") and _is_number(value):
             copies[node] = tuple(value) if isinstance(value, torch.Size) else value
-        elif node.op.startswith("call") and not run.tensors(node):
+        elif node.op.startswith("call") and not _has_tensors(node, results):
             copies[node] = None  # a check of numbers, which hold here
         else:
             args, kwargs = (fx.map_arg(a, copies.__getitem__) for a in (node.args, node.kwargs))
             target = _WITH_NUMBERS.get(node.target, node.target)
-            copies[node] = result.create_node(node.op, target, args, kwargs, node.name)
+            copies[node] = fixed.create_node(node.op, target, args, kwargs, node.name)
             copies[node].meta = dict(node.meta)
             if node.op != "output":
                 copies[node].meta["example_value"] = value
-    return result, {old: new for old, new in copies.items() if isinstance(new, fx.Node)}
+    return fixed, {old: new for old, new in copies.items() if isinstance(new, fx.Node)}
 
 
-class _Run(fx.Interpreter):
-    def __init__(self, module: torch.nn.Module, graph: fx.Graph) -> None:
-        super().__init__(module, garbage_collect_values=False, graph=graph)
-        self.results: dict[fx.Node, Any] = {}
+def detached(result: Any) -> Any:
+    """A node's result without its history."""
+    return pytree.tree_map_only(Tensor, Tensor.detach, result)
 
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        # As it is now: a change in place may give a tensor another shape later.
-        self.results[n] = pytree.tree_map_only(Tensor, Tensor.detach, result)
-        return result
 
-    def tensors(self, node: fx.Node) -> bool:
-        """Whether a node reads or makes a tensor."""
-        return any(tensors_in(self.results[n]) for n in (node, *node.all_input_nodes))
+def _has_tensors(node: fx.Node, results: Mapping[fx.Node, Any]) -> bool:
+    """Whether a node reads or makes a tensor."""
+    return any(tensors_in(results[n]) for n in (node, *node.all_input_nodes))
 
 
 def _is_number(value: Any) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -24,7 +24,6 @@ from piper.errors import Source, TraceError
 from piper.frontend.annotate import reset_values
 from piper.frontend.capture.any_rows import (
     RowSymbol,
-    at_rows,
     depends_on_data,
     leave_rows_open,
     without_row_inputs,
@@ -37,6 +36,7 @@ from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
 from piper.frontend.capture.layer_drop import certain_layers
+from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_reads
 from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
 from piper.frontend.capture.state_parts import (
     StatePart,
@@ -70,6 +70,11 @@ class Capture:
     state: tuple[StatePart, ...]  # what gives buffers their next content
     loss: fx.Node
     count: fx.Node | None
+    any_mode: bool  # whether it is the same in train() and eval() mode
+
+    def without_gradient(self) -> Capture:
+        """The same where nothing is differentiated."""
+        return replace(self, facts=replace(self.facts, flowing=set()))
 
 
 _REFUSALS = (exc.TorchDynamoException, exc.UserError)
@@ -108,6 +113,7 @@ class Recording:
     """A step as Dynamo has seen it, before anything is known of its nodes.
 
     `rows` says for which numbers of samples it was the same; without it, for that of its `inputs`.
+    `any_mode` says that it was the same in eval() mode.
     """
 
     graph: fx.Graph
@@ -120,6 +126,7 @@ class Recording:
     effects: TracedEffects
     training: bool
     rows: RowSymbol | None
+    any_mode: bool
 
     def holds_at(self, rows: int) -> bool:
         return self.rows is None or self.rows.covers(rows)
@@ -191,6 +198,7 @@ def record(
                 f"{name} is not made inside make_model",
                 legal="create parameters and buffers in the function given to trace",
             )
+    modes_alike = training and only_mode_changes(model)
     if any_rows:
         leave_rows_open(batch_leaves(fake_batch).values())
     install_output_hooks(model)
@@ -199,6 +207,7 @@ def record(
         _quiet() as said,
         watching_side_effects() as effects,
         noting_replacements(),
+        watching_mode_reads() as mode_reads,
         grouped_experts(model),
         certain_layers(model),
         fixed_shapes(),
@@ -223,35 +232,47 @@ def record(
     made = {plain_name(name): tensor for name, tensor in named}
     symbol = RowSymbol(leaves, recorded_at=rows) if any_rows else None
     return Recording(
-        graph, constants, origins, flat, model, made, initializers, effects, training, symbol
+        graph,
+        constants,
+        origins,
+        flat,
+        model,
+        made,
+        initializers,
+        effects,
+        training,
+        symbol,
+        any_mode=modes_alike and not mode_reads,
     )
 
 
 def finish(recording: Recording, rows: int) -> Capture:
     """The recorded step for batches of `rows` samples, with all that is known of its nodes."""
-    graph, origins, inputs = recording.graph, recording.origins, recording.inputs
-    if recording.rows is not None:
-        graph, origins, inputs = _with_rows(recording, rows)
-    loss, count = _loss_and_count(next(iter(reversed(graph.nodes))).args[0])
+    open_rows = recording.rows is not None
     with _quiet():
-        facts = interpret(graph, recording.constants, inputs)
+        inputs = _fresh_inputs(recording, rows) if open_rows else recording.inputs
+        graph, copies, facts = interpret(
+            recording.graph, recording.constants, inputs, open_rows=open_rows
+        )
+    origins = {copies[node]: origin for node, origin in recording.origins.items()}
+    loss, count = _loss_and_count(next(iter(reversed(graph.nodes))).args[0])
     state: tuple[StatePart, ...] = ()
     buffers = changed_buffers(origins, facts) if recording.training else []
     refuse_changed_state(origins, facts, recording.model, kept=buffers)
     if buffers:
-        results = next(iter(reversed(graph.nodes))).all_input_nodes
+        results = [node for node in (loss, count) if node is not None]
         state = take_state(graph, buffers, facts, results)
-        facts = _interpret_again(recording, graph, rows)
+        with _quiet():  # on inputs that no run has touched
+            inputs = _fresh_inputs(recording, rows)
+            graph, _, facts = interpret(graph, recording.constants, inputs, open_rows=False)
         mark_state(graph, facts, results)
     recording.effects.refuse()
     if loss not in facts.flowing:
         raise TraceError("the loss does not depend on any parameter that requires a gradient")
-    if not recording.training:
-        facts.flowing.clear()
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
     _drop_dead_code(graph, facts, [node for part in state for node in part.given])
-    return Capture(
+    capture = Capture(
         graph=graph,
         constants=recording.constants,
         origins=origins,
@@ -262,35 +283,22 @@ def finish(recording: Recording, rows: int) -> Capture:
         state=state,
         loss=loss,
         count=count,
+        any_mode=recording.any_mode and not state,
     )
+    return capture if recording.training else capture.without_gradient()
 
 
-def _with_rows(
-    recording: Recording, rows: int
-) -> tuple[fx.Graph, dict[fx.Node, Origin], list[Tensor]]:
-    """The graph at one number of rows, the origins of its inputs, and inputs of that size."""
-    mode = next(tensor.fake_mode for tensor in recording.inputs if hasattr(tensor, "fake_mode"))
-    pairs = list(zip(recording.origins.values(), recording.inputs, strict=True))
-    with mode, _quiet():
-        runs = [[_fresh(tensor, origin, rows) for origin, tensor in pairs] for _ in range(2)]
-        graph, copies = at_rows(recording.graph, recording.constants, runs[0])
-    return graph, {copies[node]: o for node, o in recording.origins.items()}, runs[1]
-
-
-def _interpret_again(recording: Recording, graph: fx.Graph, rows: int) -> Facts:
-    """The facts of a graph that was changed since, on inputs that no run has touched."""
+def _fresh_inputs(recording: Recording, rows: int) -> list[Tensor]:
+    """Inputs of one size, without the history that a run before may have given them."""
     mode = next(tensor.fake_mode for tensor in recording.inputs if hasattr(tensor, "fake_mode"))
     pairs = zip(recording.origins.values(), recording.inputs, strict=True)
-    with mode, _quiet():
-        inputs = [_fresh(tensor, origin, rows) for origin, tensor in pairs]
-        return interpret(graph, recording.constants, inputs)
-
-
-def _fresh(tensor: Tensor, origin: Origin, rows: int) -> Tensor:
-    """An input without the history that a run before may have given it."""
-    if origin.role == "batch":
-        return torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+    with mode:
+        return [
+            torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+            if origin.role == "batch"
+            else tensor.detach().requires_grad_(tensor.requires_grad)
+            for origin, tensor in pairs
+        ]
 
 
 def _origins(

@@ -7,7 +7,7 @@ through which nodes a gradient of the loss passes: all as autograd itself has it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
 from piper.bodies.unseen_changes import UnseenChanges
+from piper.frontend.capture.any_rows import at_rows, detached
 from piper.frontend.capture.statistics import NORMS
 
 
@@ -56,23 +57,33 @@ class FailedNode(Exception):
         super().__init__(str(cause))
 
 
-def interpret(graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor]) -> Facts:
+def interpret(
+    graph: fx.Graph, constants: dict[str, Tensor], inputs: Sequence[Tensor], *, open_rows: bool
+) -> tuple[fx.Graph, dict[fx.Node, fx.Node], Facts]:
+    """The graph for inputs of this size, what became of each node, and what is known of the new ones;
+    without `open_rows` the graph is one for this size."""
     root = torch.nn.Module()
     for name, constant in constants.items():
         root.register_buffer(name, constant)
-    run = _Run(root, graph)
+    run = _Run(root, graph, open_rows)
     mode = next(tensor.fake_mode for tensor in inputs if hasattr(tensor, "fake_mode"))
     with mode, torch.enable_grad():
         run.run(*inputs)
+    copies = {node: node for node in graph.nodes}
+    if open_rows:
+        graph, copies = at_rows(graph, run.values)
+        run.move(graph, copies)
     run.find_observers()
     run.find_changers_inputs()
     run.find_flow()
-    return run.facts
+    return graph, copies, run.facts
 
 
 class _Run(fx.Interpreter):
-    def __init__(self, module: torch.nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, module: torch.nn.Module, graph: fx.Graph, keep_values: bool) -> None:
         super().__init__(module, garbage_collect_values=False, graph=graph)
+        self.keep_values = keep_values
+        self.values: dict[fx.Node, Any] = {}
         self.facts = Facts()
         self.results: dict[fx.Node, list[Tensor]] = {}
         self.grad_fns: dict[fx.Node, list[Any]] = defaultdict(list)
@@ -90,6 +101,9 @@ class _Run(fx.Interpreter):
                 result = super().run_node(n)
             except Exception as error:
                 raise FailedNode(n, error) from error
+        if self.keep_values:
+            # As it is now: a change in place may give a tensor another shape later.
+            self.values[n] = detached(result)
         changed = [i for i, t in enumerate(given) if t._version != versions[i]]
         self.results[n] = tensors_in(result)
         self.facts.memory[n] = frozenset(map(_memory, self.results[n]))
@@ -118,6 +132,17 @@ class _Run(fx.Interpreter):
             return []
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         return [_memory(tensor) for tensor in self.unseen.changed(node, args, kwargs)]
+
+    def move(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> None:
+        """Make what was seen of nodes known of their copies in another graph."""
+
+        def moved(known: Mapping[fx.Node, Any]) -> dict[fx.Node, Any]:
+            return {copies[node]: value for node, value in known.items() if node in copies}
+
+        self.graph = graph
+        self.results, self.grad_fns = moved(self.results), moved(self.grad_fns)
+        self.facts.memory, self.facts.changes = moved(self.facts.memory), moved(self.facts.changes)
+        self.facts.random = moved(self.facts.random)
 
     def find_observers(self) -> None:
         """Who reads or changes memory after another node has changed it."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
 import socket
 import struct
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -22,11 +17,11 @@ from piper.runtime.failure.failure import Failure, as_error, first_cause
 from piper.runtime.failure.patience import START_SECONDS, Patience
 from piper.runtime.launch.devices import devices_of
 from piper.runtime.launch.mps import Mps
+from piper.runtime.launch.parent_process import EXIT_SECONDS, WorkerProcess, parent_process
 from piper.runtime.launch.pickles import receive, send
 from piper.runtime.launch.pool import Reading
 from piper.runtime.transport.gates import make_shared
 
-EXIT_SECONDS = 10
 GRACE_SECONDS = 1.0  # after a failure, time for other ranks to say what they saw
 LOOK_SECONDS = 0.5
 Report = Callable[[int, str], None]
@@ -56,15 +51,15 @@ class LocalPool:
         self.device = device
         self.timeout = timeout
         self.report = report or (lambda rank, text: None)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[WorkerProcess] = []
         self.connections: list[Connection] = []
         devices = devices_of(num_ranks, device, ranks_per_gpu)
-        self._folder = tempfile.mkdtemp(prefix="piper-")
+        self._parent = parent_process(self.program)
         self._mps: Mps | None = None
         try:
-            self.board = Board(num_ranks, os.path.join(self._folder, "board"))
+            self.board = Board(num_ranks, os.path.join(self._parent.folder, "board"))
             if ranks_per_gpu > 1:
-                self._mps = Mps(self._folder).__enter__()
+                self._mps = Mps(self._parent.folder).__enter__()
             self._start(devices, ranks_per_gpu)
         except Failure as failure:
             self.close(kill=True)
@@ -74,13 +69,16 @@ class LocalPool:
             raise
 
     def _start(self, devices: list[str], ranks_per_gpu: int) -> None:
-        settings = {"num_ranks": self.num_ranks, "devices": devices, "driver": os.getpid()}
-        with open(os.path.join(self._folder, "settings.json"), "w") as file:
-            json.dump(settings, file)
-        for rank in range(self.num_ranks):
-            self._spawn(rank, ranks_per_gpu)
+        pairs = [_socket_pair(self.timeout) for _ in devices]
+        self.connections = [Connection(ours.detach()) for ours, _ in pairs]
+        with contextlib.ExitStack() as ends:
+            sockets = [ends.enter_context(theirs) for _, theirs in pairs]
+            environments = [self._environment(r, ranks_per_gpu) for r in range(self.num_ranks)]
+            self.processes = self._parent.fork(
+                sockets, environments, num_ranks=self.num_ranks, devices=devices
+            )
         self._collect("start", self.report)
-        store = f"file://{os.path.join(self._folder, 'store')}"
+        store = f"file://{os.path.join(self._parent.folder, 'store')}"
         joining = {"num_ranks": self.num_ranks, "init_method": store, "timeout": START_SECONDS}
         if self.device == "cpu" or self.num_ranks == 1:
             self.call("join", [joining] * self.num_ranks)
@@ -93,7 +91,7 @@ class LocalPool:
         if any(problems):
             self.call("ungate", [None] * self.num_ranks)
 
-    def _spawn(self, rank: int, ranks_per_gpu: int) -> None:
+    def _environment(self, rank: int, ranks_per_gpu: int) -> dict[str, str]:
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "lo",
@@ -104,20 +102,7 @@ class LocalPool:
         if self._mps is not None:
             # NCCL refuses two ranks on one card of one host.
             environment |= {**self._mps.env(100 / ranks_per_gpu), "NCCL_HOSTID": f"host{rank}"}
-        ours, theirs = _socket_pair(self.timeout)
-        with theirs:
-            end = theirs.fileno()
-            command = [sys.executable, "-m", self.program, str(rank), str(end), self._folder]
-            self.connections.append(Connection(ours.detach()))
-            self.processes.append(
-                subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(end,),
-                    process_group=0,  # a Ctrl-C in the terminal is for the driver alone
-                )
-            )
+        return environment
 
     @property
     def alive(self) -> bool:
@@ -185,9 +170,7 @@ class LocalPool:
             return "hangs", self._frozen(rank, command).facts
         except (EOFError, ConnectionError):
             pass
-        code = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self.processes[rank].wait(EXIT_SECONDS)
+        code = self.processes[rank].wait(EXIT_SECONDS)
         return "died", {"code": code, "command": command}
 
     def _frozen(self, rank: int, command: str) -> Failure:
@@ -201,17 +184,14 @@ class LocalPool:
             if not kill:
                 self._say_close()
         finally:
-            for process in self.processes:
-                process.kill()
-            for process in self.processes:
-                process.wait()
+            self._parent.end()
             for connection in self.connections:
                 connection.close()
             self.connections, self.processes = [], []
             if self._mps is not None:
                 self._mps.close()
                 self._mps = None
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._parent.close()
 
     def _say_close(self) -> None:
         for connection in self.connections:
@@ -219,8 +199,7 @@ class LocalPool:
                 send(connection, ("close", None))
         deadline = time.monotonic() + EXIT_SECONDS
         for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.1, deadline - time.monotonic()))
+            process.wait(max(0.1, deadline - time.monotonic()))
 
     def __enter__(self) -> LocalPool:
         return self

@@ -18,7 +18,7 @@ from piper.errors import PiperError
 from piper.plan.types import Plan, plan_from_json
 from piper.runtime.failure.board import Board, begin, clear, end
 from piper.runtime.launch.devices import device_facts
-from piper.runtime.launch.reading import Reader, function_of
+from piper.runtime.launch.reading import Reader, function_of, import_reference
 from piper.runtime.launch.shares import Share
 from piper.runtime.order.host_order import PeerError
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
@@ -76,6 +76,8 @@ class Member:
     def load(self, payload: Mapping[str, Any]) -> None:
         """Get ready for a plan. A new one to train on replaces all that were loaded; any other works on
         the parameters of that one."""
+        for reference in payload.get("imports", ()):
+            import_reference(reference)
         if self.transport is None:
             spare_compiler()  # of operators, too, that a file of the user's has registered by now
         given, name = payload["plan"], payload["name"]

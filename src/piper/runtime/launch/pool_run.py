@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from piper.bodies.files.registrations import registering_modules
 from piper.errors import RunError
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.pool import Pool, Reading
-from piper.runtime.launch.reading import Data, place_of, reference
+from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import rows_of
 from piper.runtime.worker.worker import Worker
 
@@ -30,6 +31,7 @@ class PoolRun:
         self.own_pool = callable(pool)
         self.pool: Pool = pool() if callable(pool) else pool
         self.plan = plan
+        self.bodies = bodies
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
         self._set: list[
@@ -81,7 +83,17 @@ class PoolRun:
             return
         sent = plan.to_json() if self.pool.sends else plan
         self.plans[name] = plan
-        self.call("load", {"name": name, "plan": sent, "bodies": dict(bodies), **self.options})
+        payload: dict[str, Any] = {
+            "name": name,
+            "plan": sent,
+            "bodies": dict(bodies),
+            **self.options,
+        }
+        if self.pool.sends:  # what registers the operators that bodies call
+            modules = registering_modules(bodies.values())
+            files = ((module.__name__, getattr(module, "__file__", None)) for module in modules)
+            payload["imports"] = [module_reference(m, file) for m, file in files if file]
+        self.call("load", payload)
         if self.reading != "driver":
             hashes = set(self.call("plan_hash", name))
             if hashes != {plan.content_hash()}:

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -33,12 +34,13 @@ def reference(function: Data) -> dict[str, Any]:
         raise RunError(
             f"worker processes cannot import {name}: it is in no file", legal=f"{_LEGAL}, in a file"
         )
-    return {
-        "module": function.__module__,
-        "file": os.path.abspath(file),
-        "name": name,
-        "path": [os.path.abspath(folder) for folder in sys.path],
-    }
+    return {**module_reference(function.__module__, file), "name": name}
+
+
+def module_reference(module: str, file: str) -> dict[str, Any]:
+    """Where other processes find a module."""
+    path = [os.path.abspath(folder) for folder in sys.path]
+    return {"module": module, "file": os.path.abspath(file), "path": path}
 
 
 def place_of(data: Any) -> str:
@@ -49,17 +51,20 @@ def place_of(data: Any) -> str:
 
 
 def function_of(found: Mapping[str, Any]) -> Data:
-    """The function that a reference names. A script is imported: its main part does not run."""
-    sys.path.extend(folder for folder in found["path"] if folder not in sys.path)
-    module = found["module"]
-    if module == "__main__" or module.startswith(PREFIX):
-        loaded = module_of(found["file"])
-    else:
-        loaded = importlib.import_module(module)
-    function = getattr(loaded, found["name"], None)
+    """The function that a reference names."""
+    function = getattr(import_reference(found), found["name"], None)
     if not callable(function):
         raise RunError(f"{found['file']} has no {found['name']} once it is imported", legal=_LEGAL)
     return function
+
+
+def import_reference(found: Mapping[str, Any]) -> ModuleType:
+    """The module that a reference names. A script is imported: its main part does not run."""
+    sys.path.extend(folder for folder in found["path"] if folder not in sys.path)
+    module = found["module"]
+    if module == "__main__" or module.startswith(PREFIX):
+        return module_of(found["file"])
+    return importlib.import_module(module)
 
 
 class Reader:
