@@ -187,6 +187,36 @@ def _shifted(task: Task, index: int) -> tuple[int, ...]:
     return tuple(w + 1 if w >= index else w for w in task.waits)
 
 
+def dropped_fold(plan: Plan) -> Iterator[Fault]:
+    for number, part, index, task in each(plan, "fold"):
+        others = {t.name for t in part.tasks if t.kind == "fold"} - {task.name}
+        tasks = without(part.tasks, index)
+        yield fault(with_tasks(plan, number, tasks), "state memory", *sorted(others)[:1])
+
+
+def folds_in_another_order(plan: Plan) -> Iterator[Fault]:
+    """Two microbatches of a stage change its buffers in each other's place."""
+    for number, part, index, task in each(plan, "fold"):
+        for later in range(index + 1, len(part.tasks)):
+            other = part.tasks[later]
+            if other.kind == "fold" and other.writes == task.writes:
+                changes = changed(plan, number, index, tags=other.tags)
+                yield fault(
+                    changed(changes, number, later, tags=task.tags), "state labels", task.name
+                )
+
+
+def folded_from_one_rank(plan: Plan) -> Iterator[Fault]:
+    """What a rank has left for its buffers is taken before that of others has come."""
+    for number, part, index, task in each(plan, "fold"):
+        for taken in task.inputs[len(task.outputs) :]:
+            gather = next(t for t in part.tasks if taken in t.writes)
+            if gather.kind == "all_gather":
+                inputs = tuple(gather.source if i == taken else i for i in task.inputs)
+                changes = changed(plan, number, index, inputs=inputs)
+                yield fault(changes, "state memory bodies", task.name)
+
+
 def wrong_group(plan: Plan) -> Iterator[Fault]:
     world = compressed(plan)
     for number, _, index, task in each(plan, *COLLECTIVES, "read"):
@@ -194,7 +224,7 @@ def wrong_group(plan: Plan) -> Iterator[Fault]:
             other = msgspec.structs.replace(task, group=group)
             if world.group(other) != world.group(task):
                 changes = changed(plan, number, index, group=group)
-                yield fault(changes, "collectives updates gathers", task.name)
+                yield fault(changes, "collectives updates gathers state", task.name)
 
 
 def wrong_peer(plan: Plan) -> Iterator[Fault]:
@@ -266,6 +296,10 @@ def over_the_limit(plan: Plan) -> Iterator[Fault]:
 def missing_gather(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan, "all_gather"):
         gathered = part.slots[task.writes[0]].kind == "gathered"
+        if part.slots[task.writes[0]].kind == "temp":
+            folds = [t.name for t in part.tasks if t.kind == "fold" and task.target in t.reads]
+            yield fault(with_tasks(plan, number, without(part.tasks, index)), "memory", *folds)
+            continue
         if gathered:
             names = [t.name for t in part.tasks if t.kind == "run" and _meets(part, t, task)]
         else:
@@ -539,6 +573,7 @@ FAULTS: dict[str, Plant] = {
         crossed_ranks, reused_early, over_the_limit, missing_gather, gather_kept_too_long,
         gather_shared_too_often, late_add, lost_add, sum_started_again, sum_never_started,
         early_read, unsettled_update, norm_of_another, wrong_divisor, misplaced_gradient, wrong_seed,
-        shared_while_in_use, unawaited_turn, unlike_buffer,
+        dropped_fold, folds_in_another_order, folded_from_one_rank, shared_while_in_use,
+        unawaited_turn, unlike_buffer,
     )
 }  # fmt: skip

@@ -181,6 +181,23 @@ class Forks(Plain):
             return self.head(x)
 
 
+class Normed(nn.Module):
+    """A stage with a batch norm behind it."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage, self.norm = stage, nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.stage(x, route).flatten(0, 1)).view(x.shape)
+
+
+class Statistics(Plain):
+    def __init__(self) -> None:
+        super().__init__(experts=False)
+        self.stages = nn.ModuleList(map(Normed, self.stages))
+
+
 @dataclass(frozen=True)
 class Case:
     """A model with its batches and step."""
@@ -237,6 +254,7 @@ CASES = {
         Case("deep_branches", lambda: Forks(num_stages=4), num_stages=4),
         Case("deep_dropout", lambda: Plain(num_stages=4, dropout=0.3), num_stages=4),
         Case("deep", lambda: Plain(tied=True, num_stages=4), num_stages=4),
+        Case("statistics", Statistics, experts=False),
         Case("untagged", lambda: Untagged(tied=True, num_stages=4), num_stages=4),
     )
 }

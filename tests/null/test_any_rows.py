@@ -155,7 +155,15 @@ def test_the_demo_is_recorded_once(recordings: list[int]) -> None:
 
 def test_what_is_recorded_again_has_the_same_names(recordings: list[int]) -> None:
     """Also where the one recording has gaps between its names: a size was a node there."""
-    program = Captures(Counting, torch.ones(8, 6), _mean, batch_size=8, dtype="", training=True)
+    program = Captures(
+        Counting,
+        torch.ones(8, 6),
+        _mean,
+        batch_size=8,
+        dtype="",
+        training=True,
+        frozen=frozenset(),
+    )
     whole = [node.name for node in program.at(8).graph.nodes]
     assert [node.name for node in program.at(4).graph.nodes] == whole
     assert recordings == [8]

@@ -150,12 +150,11 @@ class Run:
 
     def parameters(self) -> dict[str, Tensor]:
         """All parameters, whole, by the model's own names; what no step reads is as it was made."""
-        held, whole = self._whole("param"), {}
-        for name, tensor in self.plan.tensors.items():
-            if not tensor.buffer:
-                own = unquote(name)
-                whole[own] = held[own] if own in held else self._initial(tensor)
-        return whole
+        return self._of_the_model("param")
+
+    def buffers(self) -> dict[str, Tensor]:
+        """All buffers, likewise."""
+        return self._of_the_model("buffer")
 
     def masters(self) -> dict[str, Tensor]:
         """All trained parameters, whole, in the dtype in which they are stepped."""
@@ -180,10 +179,18 @@ class Run:
         return {unquote(name): pieces for name, pieces in state.items()}
 
     def differing_replicas(self) -> list[str]:
-        """Names of parameters whose copies are not bit-equal; empty is right."""
-        return [
-            unquote(n) for n in differing_copies(self.plan, "param", self._open().tensors("param"))
-        ]
+        """Names of parameters and buffers whose copies are not bit-equal; empty is right."""
+        kinds: tuple[What, ...] = ("param", "buffer")
+        found = (differing_copies(self.plan, what, self._open().tensors(what)) for what in kinds)
+        return [unquote(name) for names in found for name in names]
+
+    def _of_the_model(self, what: What) -> dict[str, Tensor]:
+        held, whole = self._whole(what), {}
+        for name, tensor in self.plan.tensors.items():
+            if tensor.buffer == (what == "buffer"):
+                own = unquote(name)
+                whole[own] = held[own] if own in held else self._initial(tensor)
+        return whole
 
     def _initial(self, tensor: ModelTensor) -> Tensor:
         return initial_value(tensor, self.workers.bodies, seed=self.plan.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,17 +11,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.bodies.folding import Fold, FoldPart
 from piper.ir.tensor_type import TensorType
 
 
 @dataclass(frozen=True)
 class ChunkInput:
-    """One input of a chunk: `param` marks parameters, `grad` that its gradient is wanted."""
+    """One input of a chunk: `param` marks parameters and buffers that stay the same during a step,
+    `carried` buffers that each microbatch changes for the next one, `grad` that its gradient is wanted.
+    """
 
     spec: TensorType
     param: bool
     requires_grad: bool
     grad: bool
+    carried: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,25 +38,38 @@ class ChunkCode:
     inputs: tuple[ChunkInput, ...]
     outputs: tuple[TensorType, ...]
     tangents: tuple[int, ...]
+    fold: Fold | None = None  # what it leaves for buffers that it changes, and how they take it
 
     @cached_property
     def key(self) -> str:
         """Equal for chunks whose bodies are equal: the code up to names, with all inputs' facts."""
-        number: dict[fx.Node, str] = {}
         words: list[str] = [repr(self.inputs), repr(self.outputs), repr(self.tangents)]
-        for node in self.graph.nodes:
-            number[node] = f"%{len(number)}"
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
-            target = "" if node.op == "placeholder" else _identity(node.target)
-            if node.op == "get_attr":
-                target = repr(constant_data(self.constants[str(node.target)]))
-            words.append(f"{node.op} {target} {args!r} {kwargs!r}")
+        words += _words(self.graph, self.constants)
+        for part in self._parts:
+            words += [repr((part.buffers, part.given)), *_words(part.graph, part.constants)]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
     @cached_property
     def targets(self) -> tuple[int, ...]:
         """The called functions themselves: two may have the same name."""
-        return tuple(id(n.target) for n in self.graph.nodes if n.op == "call_function")
+        graphs = (self.graph, *(part.graph for part in self._parts))
+        return tuple(id(n.target) for g in graphs for n in g.nodes if n.op == "call_function")
+
+    @property
+    def _parts(self) -> tuple[FoldPart, ...]:
+        return self.fold.parts if self.fold else ()
+
+
+def _words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]:
+    """A graph's code up to names, a line a node."""
+    number: dict[fx.Node, str] = {}
+    for node in graph.nodes:
+        number[node] = f"%{len(number)}"
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
+        target = "" if node.op == "placeholder" else _identity(node.target)
+        if node.op == "get_attr":
+            target = repr(constant_data(constants[str(node.target)]))
+        yield f"{node.op} {target} {args!r} {kwargs!r}"
 
 
 class _Number(str):

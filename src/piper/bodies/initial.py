@@ -246,5 +246,8 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
                     made = graph.call_function(operator.getitem, (node, part))
                 nodes[id(result)] = made
                 latest.setdefault(_kind(result), made)
-    graph.output((_alias(tensor),))
+    made = _alias(tensor)
+    if constants:  # in which it may lie; training changes it
+        made = graph.call_function(torch.ops.aten.clone.default, (made,))
+    graph.output((made,))
     return graph, constants

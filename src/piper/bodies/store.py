@@ -17,8 +17,9 @@ from piper.bodies.cutting.unsure_strides import reshape_where_unsure
 from piper.bodies.files.codec import content_hash, encode
 from piper.bodies.files.codec import load as load
 from piper.bodies.flops import operator_flops
+from piper.bodies.folding import Fold, trace_fold
 from piper.ir.tensor_type import TensorType
-from piper.plan.body_spec import BodySpec, ChunkBodies
+from piper.plan.body_spec import BodySpec, ChunkBodies, Ref
 
 
 class BodyStore:
@@ -35,11 +36,34 @@ class BodyStore:
         device: str,
         routing: Routing | None = None,
         recompute: Recompute = "",
+        data_ranks: int = 1,
     ) -> ChunkBodies:
-        key = (code.key, code.targets, device, routing, recompute)
+        """`data_ranks` is how many have their part in the state that the chunk changes."""
+        key = (code.key, code.targets, device, routing, recompute, code.fold and data_ranks)
         if key not in self._made:
-            self._made[key] = self._build(code, device, routing, recompute)
+            made = self._build(code, device, routing, recompute)
+            if code.fold is not None:
+                made.by_phase["S"] = self._fold(code, code.fold, data_ranks, device)
+            self._made[key] = made
         return self._made[key]
+
+    def _fold(self, code: ChunkCode, fold: Fold, data_ranks: int, device: str) -> BodySpec:
+        inputs = {index: code.inputs[index].spec for index in fold.buffers}
+        packs = {index: code.outputs[index] for index in fold.packs}
+        module = trace_fold(fold, inputs, packs, ranks=data_ranks, device=device)
+        constants = {
+            str(node.target): getattr(module, str(node.target))
+            for node in module.graph.nodes
+            if node.op == "get_attr"
+        }
+        buffers = tuple(Ref("input", index) for index in fold.buffers)
+        return BodySpec(
+            hash=self.add(module.graph, constants),
+            inputs=(*buffers, *(Ref("output", index) for index in fold.packs)),
+            outputs=buffers,
+            flops=0.0,
+            inside=bytes_inside(module.graph),
+        )
 
     def add(self, graph: fx.Graph, constants: dict[str, torch.Tensor]) -> str:
         text = encode(graph, constants)

@@ -11,7 +11,7 @@ from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
 from piper.plan.group_runs import runs_within
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.slots import FILLED, STAYING, Slot
-from piper.plan.tasks import Run, Settle, Update
+from piper.plan.tasks import Calling, Settle, Update
 from piper.plan.types import Bucket, ParamGroup, Plan
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers", "inside")
@@ -96,7 +96,7 @@ class _Ledger:
             if not self.alive[root]:
                 self.alive[root] = True
                 self.total += self.size[root]
-        if isinstance(task, Run):
+        if isinstance(task, Calling):
             self.inside = self.bodies.get(task.body, 0)
             self.total += self.inside
         if isinstance(task, Update) and task.late:

@@ -21,6 +21,7 @@ from piper.check.proofs.norms import norms
 from piper.check.proofs.numbers import numbers
 from piper.check.proofs.pools import pools
 from piper.check.proofs.resident import resident
+from piper.check.proofs.state_changes import state_changes
 from piper.check.proofs.structure import structure
 from piper.check.proofs.updates import updates
 from piper.check.report import Report
@@ -39,6 +40,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "memory": (memory,),
     "events": (events,),
     "updates": (updates, norms, numbers),
+    "state": (state_changes,),
     "pools": (pools,),
     "bodies": (bodies,),
     "labels": (labels,),
@@ -52,8 +54,9 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     Proved of every rank: messages and collectives meet in one order; nobody waits in a circle; every
     read, overwrite and free is ordered after what it needs; no slot is read before it is written or
     after it is freed, freed twice, reused early or leaked; every parameter is updated once, by its
-    whole gradient; slots that share a buffer take turns; and, with `memory_limit` in bytes, no rank
-    needs more at its peak.
+    whole gradient; every buffer that changes does so once per microbatch, in their order, by what all
+    data ranks have left for it; slots that share memory take turns; and, with `memory_limit` in bytes,
+    no rank needs more at its peak.
     """
     start = time.perf_counter()
     world = compressed(plan)

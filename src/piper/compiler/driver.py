@@ -16,6 +16,7 @@ from piper.check import Report, check_plan
 from piper.compiler.fit import fit_types
 from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Cuts, Source
+from piper.compiler.state_limits import check_state
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
 from piper.errors import Call
@@ -34,7 +35,7 @@ from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.optimizers import Grouping
-from piper.plan.tasks import Run
+from piper.plan.tasks import Calling, Run
 from piper.plan.types import Plan, RankClass
 
 
@@ -148,6 +149,7 @@ def _started(
         cut=scheduled.stages,
     )
     logical, traced = refine(scheduled, source)
+    check_state(logical, traced, scheduled.calls)
     flops: dict[str, float] = {}
     inside: dict[str, int] = {}
 
@@ -155,7 +157,11 @@ def _started(
         routing = Routing(size, form.counts, form.rows) if form else None
         code = traced.chunks[node.chunk].code
         chunk_bodies = source.bodies.chunk(
-            code, device=device, routing=routing, recompute=node.recompute
+            code,
+            device=device,
+            routing=routing,
+            recompute=node.recompute,
+            data_ranks=logical.mesh.size_of(data_axes(logical)),
         )
         flops.update((body.hash, body.flops) for body in chunk_bodies.by_phase.values())
         for (
@@ -189,7 +195,7 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         )
         for name, tensor in source.tensors.items()
     }
-    used = {t.body for rank_class in classes for t in rank_class.tasks if isinstance(t, Run)}
+    used = {t.body for rank_class in classes for t in rank_class.tasks if isinstance(t, Calling)}
     used |= {tensor.init for tensor in tensors.values()}
     plan = Plan(
         mesh=logical.mesh,

@@ -19,6 +19,7 @@ _ALONG_BATCH: dict[Role, Layout] = {
     "param_grad": PARTIAL,
     "batch": Split(0),
     "key": STACKED,
+    "statistic": STACKED,
     "loss": PARTIAL,
     "count": PARTIAL,
     "constant": SHARED,

@@ -216,7 +216,9 @@ class Source:
             spec = (
                 traced.values[name].spec if name in traced.values else spec_of(capture.made[name])
             )
-            tensors[name] = ModelTensor(spec, init, code.keys, buffer=name in buffers)
+            tensors[name] = ModelTensor(
+                spec, init, code.keys, buffer=name in buffers, changes=name in traced.changed
+            )
         return tensors
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
 from piper.bodies.chunk_code import ChunkCode, ChunkInput, spec_of
 from piper.errors import TraceError
 from piper.frontend.capture.capture import Capture, source_of, value_of
+from piper.frontend.capture.captured_nodes import numbered
 from piper.frontend.capture.random_ops import copy_keyed, first_place, random_indexes
+from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.cut.chunks import cut
 from piper.frontend.cut.pieces import cut_pieces
 from piper.frontend.cut.regions import assign_regions, free_code
 from piper.frontend.cut.stage_choice import StageCut
+from piper.frontend.cut.state_homes import state_homes
+from piper.frontend.cut.state_packs import Pack, fold_of, pack, packs_of
 from piper.frontend.refuse.mutation import refuse_mutation
 from piper.ir.nodes import Tags
 from piper.ir.tensor_type import TensorType
@@ -51,12 +55,18 @@ class TracedChunk:
 
 @dataclass(frozen=True)
 class Traced:
-    """All chunks of a step in a topological order, for one batch shape."""
+    """All chunks of a step in a topological order, for one batch shape.
+
+    `changed` are the buffers that they change, and `carried` those of them that they read, too, so that
+    a microbatch depends on the one before; each with the user's line.
+    """
 
     chunks: tuple[TracedChunk, ...]
     values: dict[str, TracedValue]
     loss: str
     count: str
+    changed: frozenset[str] = frozenset()
+    carried: Mapping[str, str] = field(default_factory=dict)
 
 
 def cut_program(
@@ -73,7 +83,7 @@ def cut_program(
     if cut_at is None:
         regions = assign_regions(capture, stages=stages)
     else:
-        stage_of = {n: cut_at.stage_of(i) for i, n in enumerate(capture.graph.nodes)}
+        stage_of = {n: cut_at.stage_of(i) for n, i in numbered(capture.graph).items()}
         regions = assign_regions(capture, stages=cut_at.tag, stage_of=stage_of)
     free = free_code(capture)
     code = [node for node in regions if node not in free]
@@ -106,11 +116,17 @@ class _Cutter:
         tags = [self.regions[nodes[0]] for nodes in self.members]
         values: dict[str, TracedValue] = {}
         chunks = []
+        homes = state_homes(self.capture, self.chunk_of)
         for index, nodes in enumerate(self.members):
+            state = homes.get(index, [])
             inputs, outputs = self._inputs(nodes), self._outputs(index, nodes)
+            inputs += [b for part in state for b in part.buffers if b not in inputs]
             for node in (*inputs, *outputs):
                 values[self.name(node)] = self._value(node)
             keys = self._keys(nodes, values)
+            packs = packs_of(index, state)
+            for made in packs:
+                values[made.name] = TracedValue("statistic", made.type, False, batched=True)
             same = [i for i, other in enumerate(tags) if other == tags[index]]
             chunks.append(
                 TracedChunk(
@@ -118,14 +134,25 @@ class _Cutter:
                     part=same.index(index),
                     parts=len(same),
                     inputs=(*map(self.name, inputs), *keys),
-                    outputs=tuple(map(self.name, outputs)),
-                    code=self._code(index, nodes, inputs, outputs),
+                    outputs=(*map(self.name, outputs), *(made.name for made in packs)),
+                    code=self._code(index, nodes, inputs, outputs, state, packs),
                     whole=whole[index],
                 )
             )
         count = self.capture.count
+        parts = self.capture.state
         return Traced(
-            tuple(chunks), values, self.name(self.capture.loss), self.name(count) if count else ""
+            tuple(chunks),
+            values,
+            self.name(self.capture.loss),
+            self.name(count) if count else "",
+            changed=frozenset(self.name(b) for part in parts for b in part.buffers),
+            carried={
+                self.name(b): str(source_of(part.given[0]))
+                for part in parts
+                for b in part.buffers
+                if part.carried
+            },
         )
 
     def name(self, node: fx.Node) -> str:
@@ -194,7 +221,13 @@ class _Cutter:
         ]
 
     def _code(
-        self, index: int, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]
+        self,
+        index: int,
+        nodes: list[fx.Node],
+        inputs: list[fx.Node],
+        outputs: list[fx.Node],
+        state: list[StatePart],
+        packs: list[Pack],
     ) -> ChunkCode:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -209,7 +242,8 @@ class _Cutter:
                 )
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-        graph.output(tuple(copies[node] for node in outputs))
+        packed = [pack(graph, made, copies) for made in packs]
+        graph.output((*(copies[node] for node in outputs), *packed))
         constants = {
             str(n.target): self.capture.constants[str(n.target)]
             for n in copies
@@ -222,12 +256,22 @@ class _Cutter:
                 *(self._input(index, node) for node in inputs),
                 *(_keys_input(len(position)) for _ in keys),
             ),
-            outputs=tuple(spec_of(value_of(node)) for node in outputs),
+            outputs=(
+                *(spec_of(value_of(node)) for node in outputs),
+                *(made.type for made in packs),
+            ),
             tangents=tuple(
                 i
                 for i, node in enumerate(outputs)
                 if node in self.flowing
                 and (node is self.capture.loss or self._flows_out(index, node))
+            ),
+            fold=fold_of(
+                state,
+                packs,
+                inputs=inputs,
+                first=len(outputs),
+                constants=self.capture.constants,
             ),
         )
 
@@ -238,7 +282,10 @@ class _Cutter:
         )
         spec = spec_of(value_of(node))
         param = origin is not None and origin.role in ("param", "buffer")
-        return ChunkInput(spec, param=param, requires_grad=grad, grad=grad)
+        carried = any(part.carried and node in part.buffers for part in self.capture.state)
+        return ChunkInput(
+            spec, param=param and not carried, requires_grad=grad, grad=grad, carried=carried
+        )
 
     def _flows_out(self, index: int, node: fx.Node) -> bool:
         return any(
@@ -249,6 +296,7 @@ class _Cutter:
 def _batched(capture: Capture, random: Mapping[fx.Node, int]) -> set[fx.Node]:
     """Nodes whose results differ between microbatches."""
     batched = set(random) | {n for n, o in capture.origins.items() if o.role == "batch"}
+    batched |= {node for part in capture.state if part.carried for node in part.buffers}
     for node in capture.graph.nodes:
         if any(arg in batched for arg in capture.facts.inputs_with_changers(node)):
             batched.add(node)

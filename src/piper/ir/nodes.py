@@ -118,6 +118,13 @@ class Update(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="update")
     late: bool = False
 
 
+class Fold(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="fold"):
+    """Gives buffers, its first inputs, their next content, its outputs, by what a forward of each data
+    rank has left for them."""
+
+    body: str
+
+
 class Settle(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="settle"):
     """Makes a late Update again if the norm, the last input, asks for smaller gradients."""
 
@@ -126,7 +133,7 @@ class Settle(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="settle")
     clip: float
 
 
-Node = Chunk | Comm | Accumulate | Read | Norm | Update | Settle
+Node = Chunk | Comm | Accumulate | Read | Norm | Fold | Update | Settle
 
 
 def label(

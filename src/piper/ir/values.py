@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from piper.errors import PlanError
 from piper.ir.layouts import REPLICATED, SHARED, Layout, Layouts, Routed, Split
 from piper.ir.tensor_type import TensorType
 from piper.mesh import Slice
@@ -30,6 +31,7 @@ Role = Literal[
     "shard",  # the rank's part of a bucket
     "gathered",  # a bucket for as long as it is used
     "updated",  # new content of something that stays
+    "statistic",  # what a forward leaves for buffers that change
     "splits",  # host integers: rows to and from each peer
     "wire",  # between a send and its recv
     "constant",
@@ -78,6 +80,8 @@ def made_along(value: Value, shares: Shares, counts: str) -> Layout:
     or is given it; `counts` are those of the experts' rows."""
     if shares == "batch" or value.role in ("batch", "buffer", "key", "constant"):
         return value.batch
+    if value.role == "statistic":
+        raise PlanError(f"{value.name}: experts that are sharded change no buffers")
     return Split(0) if value.role in ("param", "param_grad") else Routed(counts)
 
 

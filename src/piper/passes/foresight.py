@@ -52,6 +52,8 @@ def _bodies(logical: Graph, node: Chunk, backwards: list[Chunk]) -> ChunkBodies:
         "BI": _body(needed, (*_refs("grad", inner), *kept)) if inner else None,
         "BW": _body(kept if inner else arriving, _refs("grad", weights)) if weights else None,
     }
+    left = [i for i, name in enumerate(outputs) if logical.values[name].role == "statistic"]
+    by_phase["S"] = _body(_refs("output", left), ()) if left else None
     return ChunkBodies(
         by_phase={phase: body for phase, body in by_phase.items() if body},
         saved=(),

@@ -37,7 +37,8 @@ class BodySpec(msgspec.Struct, frozen=True):
 
 
 class ChunkBodies(msgspec.Struct, frozen=True):
-    """The bodies of one chunk by phase; a phase that has nothing to do has none.
+    """The bodies of one chunk by phase; a phase that has nothing to do has none. `S` gives buffers, its
+    inputs and results, their next content.
 
     `kept` are the Values that BI gives to BW.
     """

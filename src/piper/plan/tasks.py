@@ -91,12 +91,10 @@ class Meeting(Task, frozen=True, kw_only=True, omit_defaults=True, tag="meeting"
     group: int
 
 
-@task_kind
-class Run(Task, frozen=True, kw_only=True, omit_defaults=True, tag="run"):
-    """Call a body, in a phase of a chunk."""
+class Calling(Task, frozen=True, kw_only=True, omit_defaults=True, tag="calling"):
+    """A task that calls a body."""
 
     body: str
-    phase: str = ""
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
 
@@ -110,6 +108,19 @@ class Run(Task, frozen=True, kw_only=True, omit_defaults=True, tag="run"):
     @property
     def writes(self) -> tuple[int, ...]:
         return self.outputs
+
+
+@task_kind
+class Run(Calling, frozen=True, kw_only=True, omit_defaults=True, tag="run"):
+    """Call a body, in a phase of a chunk."""
+
+    phase: str = ""
+
+
+@task_kind
+class Fold(Calling, frozen=True, kw_only=True, omit_defaults=True, tag="fold"):
+    """Give buffers, the first inputs and all outputs, their next content by what forwards left for
+    them, the inputs that follow."""
 
 
 @task_kind

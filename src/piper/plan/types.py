@@ -74,6 +74,7 @@ class ModelTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     trainable: bool = True  # whether a gradient of the loss reaches it
     cut: tuple[tuple[str, int], ...] = ()
     buffer: bool = False
+    changes: bool = False  # whether every microbatch gives it another content
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A buffer is changed by the forward."""
+"""A parameter is changed by the forward."""
 
 import torch
 from torch import nn
@@ -8,10 +8,10 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 6)
-        self.register_buffer("seen", torch.zeros(()))
+        self.seen = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += 1
+        self.seen.data += 1
         return self.layer(x) * self.seen
 
 

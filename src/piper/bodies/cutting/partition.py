@@ -93,6 +93,10 @@ class _Cut:
         self.saved: dict[fx.Node, int] = {}
         self.kept: dict[fx.Node, int] = {}  # what BI gives to BW
         self._keep: set[fx.Node] = set()  # what BI has made, while BW is cut
+        # A backward comes when others have changed what is carried: it gets the copies of it.
+        self._copies = {
+            user for node, i in self.inputs.items() if code.inputs[i].carried for user in node.users
+        }
         self._twin: dict[fx.Node, fx.Node] = {}
         if recompute != "nothing":
             self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
@@ -172,6 +176,9 @@ class _Cut:
             return True
         if node in self._keep and isinstance(node.meta.get("val"), torch.Tensor):
             self.kept.setdefault(node, len(self.kept))
+            return True
+        if node in self._copies:
+            self.saved[node] = len(self.saved)
             return True
         if node in self.on_tangent or self._is_size(node) or self.recompute == "nothing":
             return False

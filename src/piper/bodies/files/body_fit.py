@@ -23,7 +23,7 @@ from piper.bodies.files.allowed_operators import FUNCTIONS
 from piper.bodies.files.codec import decode
 from piper.errors import PlanError
 from piper.plan.slots import Slot
-from piper.plan.tasks import Run
+from piper.plan.tasks import Calling
 from piper.plan.types import ModelTensor, Plan, RankClass
 
 _INT64 = 2**63
@@ -45,8 +45,8 @@ def check_bodies(plan: Plan, texts: Mapping[str, str]) -> None:
     checked: set[tuple[Any, ...]] = set()
     for part in plan.classes:
         for task in part.tasks:
-            call = _call(part, task) if isinstance(task, Run) else ()
-            if isinstance(task, Run) and call not in checked:
+            call = _call(part, task) if isinstance(task, Calling) else ()
+            if isinstance(task, Calling) and call not in checked:
                 checked.add(call)
                 with _refusing(f"{part.slice}: {task.name}", task.body):
                     _fit_task(modules[task.body], part, task, plan.device)
@@ -67,12 +67,12 @@ def _refusing(caller: str, body: str) -> Iterator[None]:
         raise PlanError(f"{caller}: body {body} {lines[0][:200]}") from None
 
 
-def _call(part: RankClass, task: Run) -> tuple[Any, ...]:
+def _call(part: RankClass, task: Calling) -> tuple[Any, ...]:
     slots = [part.slots[index] for index in (*task.inputs, *task.outputs)]
     return task.body, len(task.inputs), *((s.shape, s.dtype, s.bound is None) for s in slots)
 
 
-def _fit_task(module: fx.GraphModule, part: RankClass, task: Run, device: str) -> None:
+def _fit_task(module: fx.GraphModule, part: RankClass, task: Calling, device: str) -> None:
     num_inputs = len(module.graph.find_nodes(op="placeholder"))
     (results,) = module.graph.output_node().args
     assert isinstance(results, tuple | list)

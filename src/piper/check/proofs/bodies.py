@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.ir.tensor_type import TensorType
-from piper.plan.tasks import Run
+from piper.plan.tasks import Calling
 
 _Types = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -20,7 +20,7 @@ def bodies(world: World) -> Iterator[Problem]:
         number = [known.setdefault(slot.type, len(known)) for slot in party.slots]
         type_of = number.__getitem__
         for index, task in enumerate(party.tasks):
-            if isinstance(task, Run):
+            if isinstance(task, Calling):
                 types = tuple(map(type_of, task.inputs)), tuple(map(type_of, task.outputs))
                 wanted, other, at = first.setdefault(task.body, (types, party, index))
                 if types != wanted:

@@ -17,7 +17,7 @@ from piper.plan.holdings import box_of
 from piper.plan.keys import num_indexes
 from piper.plan.optimizers import KNOWN
 from piper.plan.slots import BUCKETED, Slot
-from piper.plan.tasks import Run
+from piper.plan.tasks import Calling
 from piper.plan.types import Bucket, ModelTensor, Plan, RankClass
 
 MAX_MICROBATCHES = 1 << 20
@@ -129,7 +129,7 @@ def _tensors(plan: Plan) -> Iterator[str]:
             yield f"the batch's {name} is no tensor: {leaf}"
     for part in plan.classes:
         for task in part.tasks:
-            if isinstance(task, Run) and task.body not in bodies:
+            if isinstance(task, Calling) and task.body not in bodies:
                 yield f"{part.slice}: {task.name} runs a body that does not exist"
 
 

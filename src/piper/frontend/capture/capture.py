@@ -29,14 +29,23 @@ from piper.frontend.capture.any_rows import (
     without_row_inputs,
 )
 from piper.frontend.capture.building import building, cast_parameters
-from piper.frontend.capture.captured_nodes import callee, source_of, value_of
+from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
 from piper.frontend.capture.layer_drop import certain_layers
+from piper.frontend.capture.lifted import LiftedStep, as_traced, lift
 from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_reads
+from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
+from piper.frontend.capture.state_parts import (
+    StatePart,
+    changed_buffers,
+    mark_state,
+    take_state,
+)
+from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
@@ -59,6 +68,7 @@ class Capture:
     made: dict[str, Tensor]  # parameters and buffers as make_model made them
     initializers: Initializers = field(repr=False)
     facts: Facts = field(repr=False)
+    state: tuple[StatePart, ...]  # what gives buffers their next content
     loss: fx.Node
     count: fx.Node | None
     any_mode: bool  # whether it is the same in train() and eval() mode
@@ -193,10 +203,11 @@ def record(
     if any_rows:
         leave_rows_open(batch_leaves(fake_batch).values())
     install_output_hooks(model)
-    whole = _Whole(model, step)
     with (
         _quiet() as said,
+        as_traced(step) as traced_step,
         watching_side_effects() as effects,
+        noting_replacements(),
         watching_mode_reads() as mode_reads,
         grouped_experts(model),
         certain_layers(model),
@@ -205,15 +216,19 @@ def record(
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
-        module = dynamo_graph_capture_for_export(whole)(fake_batch)
+        module = dynamo_graph_capture_for_export(_Whole(model, traced_step))(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     refuse_transforms(graph)
     constants = _constants(graph, module)
+    store_replacements(graph)
+    if isinstance(step, LiftedStep):
+        lift(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
+    separate_statistics(graph)
     flat = without_row_inputs(graph, flat)
     origins = _origins(graph, flat, _tensor_names(model, fake_batch))
     leaves = [value_of(node) for node, origin in origins.items() if origin.role == "batch"]
@@ -244,13 +259,22 @@ def finish(recording: Recording, rows: int) -> Capture:
         )
     origins = {copies[node]: origin for node, origin in recording.origins.items()}
     loss, count = _loss_and_count(next(iter(reversed(graph.nodes))).args[0])
-    refuse_changed_state(origins, facts, recording.model)
+    state: tuple[StatePart, ...] = ()
+    buffers = changed_buffers(origins, facts) if recording.training else []
+    refuse_changed_state(origins, facts, recording.model, kept=buffers)
+    if buffers:
+        results = [node for node in (loss, count) if node is not None]
+        state = take_state(graph, buffers, facts, results)
+        with _quiet():  # on inputs that no run has touched
+            inputs = _fresh_inputs(recording, rows)
+            graph, _, facts = interpret(graph, recording.constants, inputs, open_rows=False)
+        mark_state(graph, facts, results)
     recording.effects.refuse()
     if loss not in facts.flowing:
         raise TraceError("the loss does not depend on any parameter that requires a gradient")
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
-    _drop_dead_code(graph, facts)
+    _drop_dead_code(graph, facts, [node for part in state for node in part.given])
     capture = Capture(
         graph=graph,
         constants=recording.constants,
@@ -259,9 +283,10 @@ def finish(recording: Recording, rows: int) -> Capture:
         made=recording.made,
         initializers=recording.initializers,
         facts=facts,
+        state=state,
         loss=loss,
         count=count,
-        any_mode=recording.any_mode,
+        any_mode=recording.any_mode and not state,
     )
     return capture if recording.training else capture.without_gradient()
 
@@ -349,9 +374,12 @@ def _refuse_counted_parameters(
                 stack.append(arg)
 
 
-def _drop_dead_code(graph: fx.Graph, facts: Facts) -> None:
-    """Remove what neither the results nor a change that they see depends on."""
-    stack = [next(iter(reversed(graph.nodes)))]
+def _drop_dead_code(graph: fx.Graph, facts: Facts, given: Sequence[fx.Node]) -> None:
+    """Remove what neither the results nor what is `given` to state in the end depends on, nor a change
+    that they see."""
+    memory = {memory for node in given for memory in facts.memory[node]}
+    changers = [node for node, changes in facts.changes.items() if changes & memory]
+    stack = [next(iter(reversed(graph.nodes))), *given, *changers]
     live = set(stack)
     while stack:
         for node in facts.inputs(stack.pop()):
@@ -397,7 +425,7 @@ def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
 
 def first_difference(one: Capture, other: Capture) -> Source | None:
     """The user's line at which two captures of the same code part."""
-    for mine, theirs in zip_longest(one.graph.nodes, other.graph.nodes):
+    for mine, theirs in zip_longest(plain_code(one.graph), plain_code(other.graph)):
         if mine is None or theirs is None or _step_of(mine) != _step_of(theirs):
             found = [source_of(node) for node in (mine, theirs) if node is not None]
             return next((source for source in found if source), None)
@@ -405,8 +433,8 @@ def first_difference(one: Capture, other: Capture) -> Source | None:
 
 
 def alike(one: Capture, other: Capture) -> bool:
-    """Whether two captures have the same nodes in the same places."""
-    pairs = zip_longest(one.graph.nodes, other.graph.nodes)
+    """Whether two captures have the same plain code in the same places."""
+    pairs = zip_longest(plain_code(one.graph), plain_code(other.graph))
     return all(mine and theirs and _step_of(mine) == _step_of(theirs) for mine, theirs in pairs)
 
 

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import fx
 
 from piper.errors import Source
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+OF_STATE = "piper_of_state"  # in a node's meta: only the state of buffers needs it
+
 
 def value_of(node: fx.Node) -> Any:
     """The fake result of a captured node."""
     return node.meta.get("example_value", node.meta.get("val"))
+
+
+def plain_code(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes of code that a model has in training and in eval() mode alike: not those that only
+    the state of buffers needs."""
+    return [n for n in graph.nodes if _is_code(n) and not n.meta.get(OF_STATE)]
+
+
+def numbered(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Per node, how many nodes of plain code come before it."""
+    numbers, plain = {}, 0
+    for node in graph.nodes:
+        numbers[node] = plain
+        plain += _is_code(node) and not node.meta.get(OF_STATE, False)
+    return numbers
+
+
+def _is_code(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method", "get_attr")
 
 
 def callee(node: fx.Node) -> str:
@@ -25,5 +48,7 @@ def source_of(node: fx.Node) -> Source | None:
         line = line.strip()
         if line.startswith('File "') and "/torch/" not in line:
             file, _, rest = line[len('File "') :].partition('", line ')
+            if file.startswith(_HERE):
+                continue
             return Source(file, int(rest.split(",")[0]))
     return None

@@ -18,6 +18,7 @@ from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
 from piper.bodies.unseen_changes import UnseenChanges
 from piper.frontend.capture.any_rows import at_rows, detached
+from piper.frontend.capture.statistics import NORMS
 
 
 @dataclass
@@ -126,7 +127,8 @@ class _Run(fx.Interpreter):
         """The memory of inputs of the graph that a node changes, though no version would show it."""
         if node.op == "placeholder":
             return []
-        if not any(_memory(tensor) in self.of_inputs for tensor in given):
+        norm = node.target in NORMS  # which changes running values, whosoever they are
+        if not norm and not any(_memory(tensor) in self.of_inputs for tensor in given):
             return []
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         return [_memory(tensor) for tensor in self.unseen.changed(node, args, kwargs)]

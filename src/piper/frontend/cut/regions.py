@@ -42,12 +42,13 @@ def free_code(capture: Capture) -> set[fx.Node]:
     """Untagged code that depends on neither batch nor parameters (masks, tables): every reader has
     its own. What is random is drawn once."""
     facts = capture.facts
+    carried = {node for part in capture.state if part.carried for node in part.buffers}
     bound: set[int] = set()  # memory that other code changes
     while True:
         free: set[fx.Node] = set()
         for node in capture.graph.nodes:
             if node in capture.origins:
-                if capture.origins[node].role == "buffer":
+                if capture.origins[node].role == "buffer" and node not in carried:
                     free.add(node)
             elif (
                 is_code(node)

@@ -11,6 +11,7 @@ from torch import fx
 from piper.cost.balance import balanced, largest
 from piper.errors import Call, CutError, did_you_mean
 from piper.frontend.capture.capture import Capture
+from piper.frontend.capture.captured_nodes import numbered
 from piper.frontend.cut.node_costs import node_costs
 from piper.frontend.cut.regions import free_code, is_code, own_tags
 from piper.frontend.cut.units import Unit, Units, crossing_bytes, inseparable
@@ -22,7 +23,8 @@ _WORTH = 1.05  # smaller units must make the largest stage smaller than this
 
 @dataclass(frozen=True)
 class StageCut:
-    """Nodes of the trace from the number `starts[i]` on have the tag i; the same at every batch size."""
+    """Nodes of the trace from the number `starts[i]` on have the tag i; the same at every batch size and
+    in eval() mode (see `numbered`)."""
 
     tag: str
     starts: tuple[int, ...]
@@ -40,8 +42,8 @@ def choose_stages(
     are opened as far as that helps, equal ones together.
     """
     free = free_code(capture)
-    numbered = [(i, n) for i, n in enumerate(capture.graph.nodes) if is_code(n) and n not in free]
-    nodes = [node for _, node in numbered]
+    numbers = numbered(capture.graph)
+    nodes = [node for node in numbers if is_code(node) and node not in free]
     estimated = node_costs(capture)
     per_node = [estimated[node] for node in nodes]
     units = Units(nodes)
@@ -51,7 +53,7 @@ def choose_stages(
     for narrow in (crossing_bytes(nodes), None):
         best, count = _best(units, per_node, num, fixed, narrow)
         if best:
-            return StageCut(tag, (0, *(numbered[start][0] for start in best[1:])))
+            return StageCut(tag, (0, *(numbers[nodes[start]] for start in best[1:])))
     raise CutError(
         f"the model cannot be cut into {num} stages",
         call=call,

@@ -49,14 +49,15 @@ class TracedEffects:
         return stored is None or name in self.mutated or not _set_back(stored)
 
     def refuse(self) -> None:
-        """Raise for a hook, and for a tensor that is another one after the step."""
+        """Raise for a hook, and for a parameter that is another one after the step, or a buffer that is
+        gone: what replaces a buffer is its next content (see `capture/replaced_buffers.py`)."""
         for name, source in self.hooks:
             raise TraceError(f"the traced code calls {name} ({source})", legal=HOOKS)
         for variable, source in self.written:
-            for key in _replaced(variable):
-                kind = _TENSORS.search(variable.source.name)
-                assert kind is not None
-                what = "buffer" if kind[1] == "_buffers" else "parameter"
+            kind = _TENSORS.search(variable.source.name)
+            assert kind is not None
+            what = "buffer" if kind[1] == "_buffers" else "parameter"
+            for key in _gone(variable) if what == "buffer" else _replaced(variable):
                 # The first child is the user's model, in the module that is traced.
                 path = _CHILD.findall(variable.source.name)[1:]
                 raise TraceError(
@@ -78,10 +79,21 @@ def _set_back(stored: Mapping[str, tuple[Any, Any]]) -> bool:
 
 def _replaced(variable: Any) -> list[str]:
     """The names in a dictionary that stand for other tensors than before; a swap back is none."""
+    before, now = _items(variable)
+    new = [key for key in now if variable.is_new_item(before.get(key), now[key])]
+    return _gone(variable) + new
+
+
+def _gone(variable: Any) -> list[str]:
+    """The names in a dictionary that stand for nothing after the step, or for something only then."""
+    before, now = _items(variable)
+    return [key for key in (*before, *now) if (key in before) != (key in now)]
+
+
+def _items(variable: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A dictionary before and after the step."""
     before = {key.as_python_constant(): item for key, item in variable.original_items.items()}
-    now = {key.vt.as_python_constant(): item for key, item in variable.items.items()}
-    gone = [key for key in before if key not in now]
-    return gone + [key for key in now if variable.is_new_item(before.get(key), now[key])]
+    return before, {key.vt.as_python_constant(): item for key, item in variable.items.items()}
 
 
 @contextlib.contextmanager

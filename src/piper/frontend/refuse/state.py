@@ -1,8 +1,8 @@
-"""State: what a captured step changes of what it is given is refused; no plan would keep it."""
+"""State: what a captured step changes of what it is given is refused, but for buffers in training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -12,7 +12,7 @@ from piper.errors import TraceError
 from piper.frontend.capture.captured_nodes import source_of
 from piper.frontend.capture.interpret import Facts
 
-BUFFERS = "no state that forward changes: LayerNorm or GroupNorm for BatchNorm, or model.eval()"
+BUFFERS = "buffers that a training forward alone changes: nothing that eval() mode changes too"
 _LEGAL = {
     "param": "parameters that the optimizer alone changes",
     "buffer": BUFFERS,
@@ -29,13 +29,18 @@ class Origin:
     name: str
 
 
-def refuse_changed_state(origins: Mapping[fx.Node, Origin], facts: Facts, model: nn.Module) -> None:
-    """Raise at the first node that changes a parameter, a buffer or the batch, whoever reads it then.
-
-    A plan computes a loss and gradients: nothing that is changed lasts until the next step, and dead
-    code, which is what a change looks like that nobody reads, is removed.
+def refuse_changed_state(
+    origins: Mapping[fx.Node, Origin],
+    facts: Facts,
+    model: nn.Module,
+    *,
+    kept: Collection[fx.Node] = (),
+) -> None:
+    """Raise at the first node that changes a parameter, the batch or a buffer that is not `kept`,
+    whoever reads it then: nothing else that is changed lasts until the next step, and dead code, which
+    is what a change looks like that nobody reads, is removed.
     """
-    given = {memory: origins[node] for node in origins for memory in facts.memory[node]}
+    given = {m: origins[node] for node in origins if node not in kept for m in facts.memory[node]}
     for node, changes in facts.changes.items():
         for origin in sorted((given[m] for m in changes if m in given), key=lambda o: o.name):
             raise TraceError(

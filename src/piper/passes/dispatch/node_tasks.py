@@ -12,7 +12,7 @@ from piper.ir.communication import communication
 from piper.ir.graph import Graph
 from piper.mesh import Group
 from piper.passes.physical.buckets import Bucketed
-from piper.plan.tasks import NO_SLOT, Add, Comm, Norm, Read, Run, Settle, Task, Update
+from piper.plan.tasks import NO_SLOT, Add, Comm, Fold, Norm, Read, Run, Settle, Task, Update
 
 
 class Numbering:
@@ -91,6 +91,13 @@ def _legal() -> str:
 def _run(node: ir.Chunk, at: Numbering, common: dict[str, Any]) -> Run:
     inputs, outputs = at.slots(node.inputs), at.slots(node.outputs)
     return Run(body=node.body, phase=node.phase, inputs=inputs, outputs=outputs, **common)
+
+
+@task_of(ir.Fold)
+def _fold(node: ir.Fold, at: Numbering, common: dict[str, Any]) -> Fold:
+    inputs, outputs = at.slots(node.inputs), at.slots(node.outputs)
+    assert inputs[: len(outputs)] == outputs, "a Fold changes buffers in place"
+    return Fold(body=node.body, inputs=inputs, outputs=outputs, **common)
 
 
 @task_of(ir.Accumulate)

@@ -20,6 +20,7 @@ from piper.ir.routing import ExpertForm, expert_form
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import GIVEN, Value, read_along
 from piper.passes.physical.draft import Draft, at_slice
+from piper.passes.physical.fold_state import StateChain
 from piper.passes.physical.route import Route, routed_form
 from piper.passes.physical.tangents import sum_tangent
 from piper.plan.body_spec import ChunkBodies
@@ -45,7 +46,8 @@ class _Forward:
 
 def bind_bodies(logical: Graph, bodies: GetBodies) -> Draft:
     binder = _Binder(logical, bodies)
-    for node in logical.chunks:
+    # Buffers change from microbatch to microbatch.
+    for node in sorted(logical.chunks, key=logical.microbatch):
         if node.phase == "F":
             binder.forward(node)
     for node in logical.chunks:
@@ -63,6 +65,7 @@ class _Binder:
         self.bodies = bodies
         self.draft = Draft(logical)
         self.done: dict[str, _Forward] = {}
+        self.state = StateChain(self.draft)
         self.counts_at: dict[int, int] = {}  # chunk number -> which input has its counts
         self.local = lru_cache(maxsize=None)(self._local)
 
@@ -71,7 +74,7 @@ class _Binder:
         route = self._route(node, reads)
         bodies = self.bodies(node, route.form if route else None, route.size if route else 1)
         names = [name for name in node.outputs if self.logical.values[name].role != "saved"]
-        inputs = [self._input(node, name) for name in node.inputs]
+        inputs = [self.state.content(self._input(node, name)) for name in node.inputs]
         if route:
             inputs = route.dispatch(self.draft, inputs, reads)
         outputs = [
@@ -93,6 +96,8 @@ class _Binder:
         )
         for made, name in zip(outputs, names, strict=True):
             self._give_back(made, name, node, route)
+        if "S" in bodies.by_phase:
+            self.state.fold(node, bodies.by_phase["S"], inputs, outputs)
         kept = [f"$kept.{index}.{node.name}" for index in range(len(bodies.kept))]
         self.done[node.name] = _Forward(inputs, outputs, names, saved, bodies, route, kept, {})
 

@@ -83,7 +83,12 @@ class PoolRun:
             return
         sent = plan.to_json() if self.pool.sends else plan
         self.plans[name] = plan
-        payload = {"name": name, "plan": sent, "bodies": dict(bodies), **self.options}
+        payload: dict[str, Any] = {
+            "name": name,
+            "plan": sent,
+            "bodies": dict(bodies),
+            **self.options,
+        }
         if self.pool.sends:  # what registers the operators that bodies call
             modules = registering_modules(bodies.values())
             files = ((module.__name__, getattr(module, "__file__", None)) for module in modules)

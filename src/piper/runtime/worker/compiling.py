@@ -13,7 +13,7 @@ from piper.bodies.inductor.compiled import (
     eager_body,
     trace_body,
 )
-from piper.plan.tasks import Run, Task
+from piper.plan.tasks import Calling, Run, Task
 from piper.plan.types import RankPlan
 
 
@@ -45,17 +45,19 @@ class _Traced:
         for slot in task.writes:
             self._strides.pop(slot, None)
             self._unknown.discard(slot)
-        if not isinstance(task, Run):
+        if not isinstance(task, Calling):
             return
         body = self._body(task)
         self.bodies[task.body] = body
         self.tasks.setdefault(body, task.name)
+        if not isinstance(task, Run):
+            return  # its results are copied to where they belong
         if body.strides is None:
             self._unknown.update(task.writes)
         else:
             self._strides.update(zip(task.writes, body.strides, strict=True))
 
-    def _body(self, task: Run) -> Body:
+    def _body(self, task: Calling) -> Body:
         text = self.texts[task.body]
         if self._unknown.intersection(task.reads):
             return eager_body(text, "how the results of another body lie is not known")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from piper.bodies.files.codec import load
-from piper.plan.tasks import Run
+from piper.plan.tasks import Calling
 from piper.plan.types import RankPlan
 
 
@@ -16,7 +16,7 @@ def body_functions(
 ) -> dict[str, Callable[..., Sequence[Tensor]]]:
     """By what each body that a rank runs is called."""
     if not compile:
-        runs = (task for task in me.tasks if isinstance(task, Run))
+        runs = (task for task in me.tasks if isinstance(task, Calling))
         return {task.body: load(bodies[task.body]) for task in runs}
     from piper.runtime.worker.compiling import compiled_functions
 

@@ -11,7 +11,7 @@ from piper.errors import RunError
 from piper.plan.group_runs import runs_within
 from piper.plan.holdings import window
 from piper.plan.slots import STAYING
-from piper.plan.tasks import NO_SLOT, Add, Comm, Norm, Read, Run, Settle, Task, Update
+from piper.plan.tasks import NO_SLOT, Add, Comm, Fold, Norm, Read, Run, Settle, Task, Update
 from piper.plan.types import Bucket
 from piper.runtime.transport.transport import Exchange, Pending
 from piper.runtime.worker.adding import add_to_bucket, add_values, parts_of, views
@@ -55,6 +55,19 @@ def _run(worker: Worker, task: Run) -> Start:
         results = function(*[slots[i] for i in inputs])
         for i, result in zip(outputs, results, strict=True):
             slots[i] = result
+
+    return start
+
+
+@handles(Fold)
+def _fold(worker: Worker, task: Fold) -> Start:
+    function, slots = worker.functions[task.body], worker.slots
+    inputs, outputs = task.inputs, task.outputs
+
+    def start() -> None:
+        results = function(*[slots[i] for i in inputs])
+        for i, result in zip(outputs, results, strict=True):
+            slots[i].copy_(result)  # an evaluation shows the same memory
 
     return start
 
