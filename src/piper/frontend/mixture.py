@@ -22,7 +22,7 @@ def mixture(
     num_experts: int,
     after: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Each of `rows` [N, d] through its k experts `chosen` [N, k], with `weights` [N, k]; none is dropped.
+    """Each of `rows` [N, d] through its experts `chosen` [N, k], by `weights` [N, k]; none is dropped.
 
     `experts(rows, counts)` takes rows sorted by expert, of which expert e has `counts[e]`, and gives as
     many back. It is the region EP=0, 1, ... that `shard` splits; `after` works on each row behind it.
