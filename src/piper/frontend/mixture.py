@@ -1,4 +1,4 @@
-"""mixture: rows and the experts that each has chosen in; what those experts make of them, added up, out."""
+"""mixture: rows and the experts that each has chosen in; what those make of them, added up, out."""
 
 from __future__ import annotations
 
