@@ -167,8 +167,11 @@ class Source:
         """The program for batches of `rows` samples, cut by its tags and by `cuts`."""
         capture = self.captured(rows)
         if (rows, cuts) not in self._traced:
+            cut_at = cuts.stages
+            if cut_at is not None and rows != self.batch_size:
+                cut_at = cut_at.moved(self.captured(self.batch_size).graph, capture.graph)
             traced = cut_program(
-                capture, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
+                capture, stages=self.stages, cut_at=cut_at, pieces=dict(cuts.pieces)
             )
             self._traced[rows, cuts] = traced
         return capture, self._traced[rows, cuts]
