@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from piper.directives.schedule import Schedule
     from piper.errors import PiperError
     from piper.frontend.annotate import annotate, tag
+    from piper.frontend.mixture import mixture
     from piper.ir.select import where
     from piper.mesh import Mesh
     from piper.plan.optimizers import adamw, sgd
@@ -49,6 +50,7 @@ _HOMES = {
     "grouped_mm": "piper.bodies.expert_ops",
     "load_job": "piper.api.job",
     "load_program": "piper.api.program",
+    "mixture": "piper.frontend.mixture",
     "sgd": "piper.plan.optimizers",
     "tag": "piper.frontend.annotate",
     "trace": "piper.api.program",
@@ -60,8 +62,8 @@ _MODULES = ("schedules", "strategies")
 
 __all__ = [
     "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "Share",
-    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_job", "load_program", "schedules",
-    "sgd", "strategies", "tag", "trace", "train", "warm_up", "where",
+    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_job", "load_program", "mixture",
+    "schedules", "sgd", "strategies", "tag", "trace", "train", "warm_up", "where",
 ]  # fmt: skip
 
 

@@ -36,6 +36,7 @@ from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.interpret import Facts, interpret
 from piper.frontend.capture.layer_drop import certain_layers
+from piper.frontend.capture.lifted import LiftedStep, as_traced, lift
 from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_reads
 from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
 from piper.frontend.capture.state_parts import (
@@ -202,9 +203,9 @@ def record(
     if any_rows:
         leave_rows_open(batch_leaves(fake_batch).values())
     install_output_hooks(model)
-    whole = _Whole(model, step)
     with (
         _quiet() as said,
+        as_traced(step) as traced_step,
         watching_side_effects() as effects,
         noting_replacements(),
         watching_mode_reads() as mode_reads,
@@ -215,7 +216,7 @@ def record(
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
-        module = dynamo_graph_capture_for_export(whole)(fake_batch)
+        module = dynamo_graph_capture_for_export(_Whole(model, traced_step))(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
@@ -223,6 +224,8 @@ def record(
     refuse_transforms(graph)
     constants = _constants(graph, module)
     store_replacements(graph)
+    if isinstance(step, LiftedStep):
+        lift(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
     separate_statistics(graph)
@@ -347,7 +350,8 @@ def _refuse_data_dependent(graph: fx.Graph) -> None:
             )
         raise TraceError(
             f"the shape of {callee(node)} depends on data ({source_of(node)})",
-            legal="shapes known from the batch's shape; to count, F.one_hot(i, E).sum(0)",
+            legal="shapes known from the batch's shape: to count, F.one_hot(i, E).sum(0); for a loop "
+            "over experts, piper.mixture(experts, rows, chosen, weights, num_experts=E)",
         )
 
 
