@@ -337,7 +337,8 @@ def _refuse_data_dependent(graph: fx.Graph) -> None:
             )
         raise TraceError(
             f"the shape of {callee(node)} depends on data ({source_of(node)})",
-            legal="shapes known from the batch's shape; to count, F.one_hot(i, E).sum(0)",
+            legal="shapes known from the batch's shape: to count, F.one_hot(i, E).sum(0); for a loop "
+            "over experts, piper.mixture(experts, rows, chosen, weights, num_experts=E)",
         )
 
 
