@@ -30,6 +30,7 @@ from piper.frontend.capture.any_rows import (
 )
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
+from piper.frontend.capture.counted import CountedStep, count_targets, uncounted
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
 from piper.frontend.capture.hf_experts import grouped_experts
@@ -216,7 +217,9 @@ def record(
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
-        module = dynamo_graph_capture_for_export(_Whole(model, traced_step))(fake_batch)
+        counted = isinstance(traced_step, CountedStep)
+        whole = _Whole(model, uncounted(traced_step))
+        module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
@@ -226,6 +229,8 @@ def record(
     store_replacements(graph)
     if isinstance(step, LiftedStep):
         lift(graph)
+    if counted:
+        count_targets(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
     separate_statistics(graph)
