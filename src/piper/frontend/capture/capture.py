@@ -147,6 +147,7 @@ class Recording:
         return types
 
 
+@torch.enable_grad()  # a run may compile where its user evaluates, under no_grad
 def record(
     make_model: Callable[[], nn.Module],
     batch: Any,
@@ -254,6 +255,7 @@ def record(
     )
 
 
+@torch.enable_grad()
 def finish(recording: Recording, rows: int) -> Capture:
     """The recorded step for batches of `rows` samples, with all that is known of its nodes."""
     open_rows = recording.rows is not None
