@@ -47,9 +47,9 @@ def test_a_mean_that_cutting_changes_is_warned_of_once() -> None:
     line = ragged.step.__code__.co_firstlineno + 2
     assert text == (
         f"step returns a mean over targets other than -100 (tests/loopback/ragged.py:{line}), of "
-        "which the 4 global microbatches of the example batch have 3 to 11: each microbatch counts alike, and so a "
-        'target counts more where there are fewer; with trace(..., mean="batch"), or --mean batch, each target '
-        "of the batch counts alike"
+        "which the 4 global microbatches of the example batch have 3 to 11: each microbatch counts "
+        "alike, and so a target counts more where there are fewer; with "
+        'trace(..., mean="batch"), or --mean batch, each target of the batch counts alike'
     )
 
 
