@@ -28,7 +28,9 @@ class Model(nn.Module):
 def test_workers_have_the_users_operators() -> None:
     batch = {"x": torch.randn(8, 6, dtype=torch.float64)}
     program = piper.trace(lambda: Model().double(), batch, lambda m, b: m(b["x"]).pow(2).mean())
-    job = program.apply(parallel(pp=2, microbatches=2, schedule="zb_h1")).lower(optimizer=piper.adamw(lr=1e-3))
+    job = program.apply(parallel(pp=2, microbatches=2, schedule="zb_h1")).lower(
+        optimizer=piper.adamw(lr=1e-3)
+    )
     assert registering_modules(job.bodies.values()) == [own_operators]
     assert any("own.scaled_backward" in text for text in job.bodies.values())
     reference = train_one_device(job, [batch])
