@@ -19,6 +19,7 @@ from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from piper.bodies.closed_operator import steps_of
+from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
@@ -34,6 +35,7 @@ from piper.frontend.capture.captured_nodes import callee, plain_code, source_of,
 from piper.frontend.capture.counted import CountedStep, count_targets, uncounted
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
+from piper.frontend.capture.flex_attention import lower_flex_attention
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.inner_graphs import close_operators, inner_graphs
@@ -217,6 +219,7 @@ def record(
         grouped_experts(model),
         certain_layers(model),
         fixed_shapes(),
+        flex_on_cpu(),
         tracing_settings(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
@@ -228,6 +231,7 @@ def record(
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    flat = lower_flex_attention(graph, flat)
     refuse_transforms(graph)
     for inner in inner_graphs(module):
         refuse_transforms(inner)
