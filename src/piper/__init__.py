@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from piper.compiler.no_collections import no_collections
+
 if TYPE_CHECKING:
     from piper import schedules, strategies
     from piper.api.job import Job, load_job
@@ -70,11 +72,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        found = importlib.import_module(f"piper.{name}")
-    else:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'piper' has no attribute {name!r}")
+    with no_collections():
+        module = importlib.import_module(_HOMES.get(name, f"piper.{name}"))
+    found = getattr(module, name) if name in _HOMES else module
     globals()[name] = found
     return found

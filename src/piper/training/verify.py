@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
 from piper.frontend.capture.hf_experts import own_experts
+from piper.plan.types import Plan
 from piper.runtime.factory import optimizers_of
 from piper.runtime.worker.weights import initial_value
 from piper.training.keyed_reference import eager_step
@@ -28,7 +30,8 @@ Key = tuple[What, str]  # a number or a tensor that training gave, by its name a
 
 @dataclass(frozen=True)
 class Trained:
-    """What training gave: a loss per step, the gradients of each step, the final parameters."""
+    """What training gave: a loss per step, the gradients of each step, the final parameters, and with
+    them the buffers that forwards have changed."""
 
     losses: list[float]
     gradients: list[dict[str, Tensor]]
@@ -126,9 +129,9 @@ def train_one_device(
     losses, gradients = [], []
     for step, batch in enumerate(batches):
         total = count = 0.0
-        for piece in range(pieces):
+        for piece in _order(plan):
             rows = _rows(batch, piece, pieces)
-            with own_experts(model):
+            with own_experts(model), flex_on_cpu():
                 result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
@@ -147,7 +150,7 @@ def train_one_device(
             optimizer.step()
         model.zero_grad()
     final = {name: param.detach().clone() for name, param in model.named_parameters()}
-    return Trained(losses, gradients, final)
+    return Trained(losses, gradients, final | _changed(plan, dict(model.named_buffers())))
 
 
 def train(run: Run, batches: Sequence[Any]) -> Trained:
@@ -156,7 +159,25 @@ def train(run: Run, batches: Sequence[Any]) -> Trained:
     for batch in batches:
         losses.append(run.step(batch).loss)
         gradients.append({name: grad.clone() for name, grad in run.gradients().items()})
-    return Trained(losses, gradients, run.parameters())
+    return Trained(losses, gradients, run.parameters() | _changed(run.plan, run.buffers()))
+
+
+def _order(plan: Plan) -> list[int]:
+    """The global microbatches as they lie in the batch or, where they change buffers, as a plan does:
+    the first of every data rank, then the second."""
+    ranks, microbatches = range(plan.num_data_ranks), range(plan.num_microbatches)
+    if not any(tensor.changes for tensor in plan.tensors.values()):
+        return [rank * len(microbatches) + m for rank in ranks for m in microbatches]
+    return [rank * len(microbatches) + m for m in microbatches for rank in ranks]
+
+
+def _changed(plan: Plan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers that forwards change; a counter is compared as a number."""
+    return {
+        name: buffer.detach().to(torch.float64, copy=True)
+        for name, buffer in buffers.items()
+        if plan.tensors[plain_name(name)].changes
+    }
 
 
 def compare(
