@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.bodies.casts import casts_word
 from piper.bodies.folding import Fold, FoldPart
 from piper.ir.tensor_type import TensorType
 
@@ -69,7 +70,7 @@ def _words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]
         target = "" if node.op == "placeholder" else _identity(node.target)
         if node.op == "get_attr":
             target = repr(constant_data(constants[str(node.target)]))
-        yield f"{node.op} {target} {args!r} {kwargs!r}"
+        yield f"{node.op} {target} {args!r} {kwargs!r} {casts_word(node)}"
 
 
 class _Number(str):

@@ -28,6 +28,7 @@ from piper.frontend.capture.any_rows import (
     leave_rows_open,
     without_row_inputs,
 )
+from piper.frontend.capture.autocast_marks import mark_casts
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
 from piper.frontend.capture.dynamo_settings import tracing_settings
@@ -79,7 +80,6 @@ class Capture:
 
 _REFUSALS = (exc.TorchDynamoException, exc.UserError)
 _MODES = {
-    "_enter_autocast": ("autocast", "cast the model, or its inputs, to the dtype you want"),
     "_enter_inference_mode": ("inference_mode", "torch.no_grad()"),
 }
 
@@ -223,6 +223,7 @@ def record(
     refuse_transforms(graph)
     constants = _constants(graph, module)
     store_replacements(graph)
+    mark_casts(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
     separate_statistics(graph)
