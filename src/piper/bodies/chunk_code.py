@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from piper.bodies.casts import casts_word
+from piper.bodies.checkpoints import region_words
 from piper.bodies.folding import Fold, FoldPart
 from piper.ir.tensor_type import TensorType
 
@@ -64,13 +65,14 @@ class ChunkCode:
 def _words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]:
     """A graph's code up to names, a line a node."""
     number: dict[fx.Node, str] = {}
+    regions = region_words(graph.nodes)
     for node in graph.nodes:
         number[node] = f"%{len(number)}"
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
         target = "" if node.op == "placeholder" else _identity(node.target)
         if node.op == "get_attr":
             target = repr(constant_data(constants[str(node.target)]))
-        yield f"{node.op} {target} {args!r} {kwargs!r} {casts_word(node)}"
+        yield f"{node.op} {target} {args!r} {kwargs!r} {casts_word(node)} {regions.get(node, '')}"
 
 
 class _Number(str):

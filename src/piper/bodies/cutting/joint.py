@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from piper.bodies.casts import CapturedRun
+from piper.bodies.checkpoints import CheckpointedRun
 from piper.bodies.chunk_code import ChunkCode, dtype_name
 from piper.bodies.cutting.rnn_dropout import dropout_between_layers
 from piper.bodies.operators import draws_random
@@ -71,7 +71,7 @@ def runner(code: ChunkCode, *, device: str) -> Run:
     root = torch.nn.Module()
     for name, constant in code.constants.items():
         root.register_buffer(name, constant.to(device))
-    forward = CapturedRun(root, graph=graph).run
+    forward = CheckpointedRun(root, graph=graph).run
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.device(device):
@@ -137,7 +137,7 @@ def _check_dtypes(code: ChunkCode, outputs: Sequence[Tensor], device: str) -> No
         if (made := dtype_name(out.dtype)) != spec.dtype:
             raise TraceError(
                 f"code gives {made} on {device} where its trace gave {spec.dtype}",
-                legal="dtypes that do not depend on the device",
+                legal="dtypes that do not depend on the device; for autocast, lower(precision='bf16')",
             )
 
 

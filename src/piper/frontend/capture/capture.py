@@ -31,6 +31,7 @@ from piper.frontend.capture.any_rows import (
 from piper.frontend.capture.autocast_marks import mark_casts
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
+from piper.frontend.capture.checkpointed_code import inline_checkpoints
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
 from piper.frontend.capture.hf_experts import grouped_experts
@@ -221,6 +222,7 @@ def record(
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     refuse_transforms(graph)
+    inline_checkpoints(graph, module)
     constants = _constants(graph, module)
     store_replacements(graph)
     mark_casts(graph)
@@ -328,10 +330,10 @@ def _constants(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
                 user = next(iter(node.users), node)
                 raise TraceError(
                     f"{callee(user)} is not supported ({source_of(user)})",
-                    legal="plain operators: no torch.utils.checkpoint, no autograd.Function, no "
-                    "control-flow operators",
+                    legal="plain operators: no autograd.Function, no control-flow operators",
                 )
-            found[str(node.target)] = value
+            node.target = str(node.target).replace(".", "_")  # inside of a checkpoint
+            found[node.target] = value
     return found
 
 
