@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -71,6 +72,38 @@ def test_verify_says_exact_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -
     assert main(["verify", str(EXAMPLES / "moe.py"), *PP_DP_EP, "--adversary", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["exact"] and found["gradient"] <= 1e-10 and found["differing_replicas"] == []
+
+
+NARROW = """
+import torch
+
+def model():
+    return torch.nn.Linear(4, 4)
+
+def batch():
+    return torch.randn(8, 4)
+
+def step(model, batch):
+    return model(batch).float().square().mean()
+"""
+
+
+def test_verify_says_where_a_model_leaves_float64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "narrow.py"
+    file.write_text(NARROW)
+    assert main(["verify", str(file), "--dp", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith("exact\n")
+    assert f"float32    lifted to float64 above: 1\n             {file}:11 float in step" in printed
+    assert re.search(r"as written loss [\de.-]+, gradient .* bound 1e-06  ok", printed)
+    assert main(["verify", str(file), "--dp", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["dtype"] == "float64" and found["bounds"]["gradient"] == 1e-10
+    assert found["as_written"]["dtype"] == "float32"
+    (island,) = found["islands"]
+    assert (island["source"], island["operator"]) == (f"{file}:11", "float")
 
 
 def test_verify_ends_with_1_above_the_bounds(

@@ -26,6 +26,7 @@ from piper.ir.form.graph_diff import graph_diff
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
 from piper.ir.history import History, Record
+from piper.ir.tensor_type import Shapes
 from piper.ir.well_formed import verify
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
@@ -218,11 +219,17 @@ class Program:
         )
         lowered = lower(self._scheduled, settings)
         warn_of_sum(lowered.source, lowered.plan)
-        return Job.of(lowered, partial(self._evaluation, settings, lowered.buckets))
+        return Job.of(lowered, partial(self._variant, settings, lowered.buckets))
 
-    def _evaluation(self, settings: Settings, buckets: Bucketed) -> Job:
-        plain = replace(settings, clip=None, late_clip=False, ema=None)
-        return Job.of(lower(self._scheduled, plain, trained=buckets))
+    def _variant(
+        self, settings: Settings, buckets: Bucketed, training: bool, shapes: Shapes | None
+    ) -> Job:
+        """A job that keeps its parameters in the buckets of another one."""
+        if not training:
+            settings = replace(settings, clip=None, late_clip=False, ema=None)
+        return Job.of(
+            lower(self._scheduled, settings, trained=buckets, training=training, shapes=shapes)
+        )
 
     @property
     def _scheduled(self) -> Scheduled:

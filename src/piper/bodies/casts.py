@@ -152,7 +152,13 @@ def _is_weight(node: fx.Node, value: Any) -> bool:
     return value.requires_grad and value.dtype == torch.float32
 
 
-def casts_word(node: fx.Node) -> str:
-    """A node's casts as part of the identity of code, up to the number of the context."""
-    casts: Casts | None = node.meta.get(CASTS)
-    return "" if casts is None else f"{casts.devices} {node.meta.get(CAST_WEIGHTS)}"
+def casts_words(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
+    """Casts as part of the identity of code, up to the numbers of contexts."""
+    numbers: dict[int, int] = {}
+    words = {}
+    for node in nodes:
+        casts: Casts | None = node.meta.get(CASTS)
+        if casts is not None:
+            number = numbers.setdefault(casts.context, len(numbers))
+            words[node] = f"casts {number} {casts.devices} {node.meta.get(CAST_WEIGHTS)}"
+    return words

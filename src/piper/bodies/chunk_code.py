@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.bodies.casts import casts_word
+from piper.bodies.casts import casts_words
 from piper.bodies.checkpoints import region_words
 from piper.bodies.folding import Fold, FoldPart
 from piper.ir.tensor_type import TensorType
@@ -46,9 +46,9 @@ class ChunkCode:
     def key(self) -> str:
         """Equal for chunks whose bodies are equal: the code up to names, with all inputs' facts."""
         words: list[str] = [repr(self.inputs), repr(self.outputs), repr(self.tangents)]
-        words += _words(self.graph, self.constants)
+        words += graph_words(self.graph, self.constants)
         for part in self._parts:
-            words += [repr((part.buffers, part.given)), *_words(part.graph, part.constants)]
+            words += [repr((part.buffers, part.given)), *graph_words(part.graph, part.constants)]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
     @cached_property
@@ -62,17 +62,18 @@ class ChunkCode:
         return self.fold.parts if self.fold else ()
 
 
-def _words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]:
+def graph_words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]:
     """A graph's code up to names, a line a node."""
     number: dict[fx.Node, str] = {}
-    regions = region_words(graph.nodes)
+    casts, regions = casts_words(graph.nodes), region_words(graph.nodes)
     for node in graph.nodes:
         number[node] = f"%{len(number)}"
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
         target = "" if node.op == "placeholder" else _identity(node.target)
         if node.op == "get_attr":
             target = repr(constant_data(constants[str(node.target)]))
-        yield f"{node.op} {target} {args!r} {kwargs!r} {casts_word(node)} {regions.get(node, '')}"
+        modes = f"{casts.get(node, '')} {regions.get(node, '')}"
+        yield f"{node.op} {target} {args!r} {kwargs!r} {modes}"
 
 
 class _Number(str):
