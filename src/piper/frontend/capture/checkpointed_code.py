@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.decorators import substitute_in_graph
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from piper.bodies.checkpoints import set_region
@@ -86,7 +85,7 @@ def _refuse_cut_gradient(call: fx.Node) -> None:
         )
 
 
-@substitute_in_graph(checkpoint_sequential, skip_signature_check=True)
+@torch.compiler.substitute_in_graph(checkpoint_sequential, skip_signature_check=True)
 def _sequential(
     functions: Any, segments: int, input: Tensor, use_reentrant: bool | None = None, **options: Any
 ) -> Tensor:
