@@ -154,7 +154,7 @@ def try_job(path: Path, rng: Random, original: str) -> bool:
     def run() -> int:
         job = piper.load_job(path)
         again = path.with_name("again.json")
-        job.save(again, evaluation=bool(job.plan.train and job._make_evaluation))
+        job.save(again, evaluation=bool(job.plan.train and (job._evaluation or job._variants)))
         if piper.load_job(again).plan != job.plan:
             raise Failed("an accepted job is not read again as it was written")
         return 0

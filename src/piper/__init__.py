@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from piper.compiler.no_collections import no_collections
+
 if TYPE_CHECKING:
     from piper import schedules, strategies
     from piper.api.job import Job, load_job
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from piper.directives.schedule import Schedule
     from piper.errors import PiperError
     from piper.frontend.annotate import annotate, tag
+    from piper.frontend.mixture import mixture
     from piper.ir.select import where
     from piper.mesh import Mesh
     from piper.plan.optimizers import adamw, sgd
@@ -47,6 +50,7 @@ _HOMES = {
     "grouped_mm": "piper.bodies.expert_ops",
     "load_job": "piper.api.job",
     "load_program": "piper.api.program",
+    "mixture": "piper.frontend.mixture",
     "sgd": "piper.plan.optimizers",
     "tag": "piper.frontend.annotate",
     "trace": "piper.api.program",
@@ -58,8 +62,8 @@ _MODULES = ("schedules", "strategies")
 
 __all__ = [
     "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "Share",
-    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_job", "load_program", "schedules",
-    "sgd", "strategies", "tag", "trace", "train", "warm_up", "where",
+    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_job", "load_program", "mixture",
+    "schedules", "sgd", "strategies", "tag", "trace", "train", "warm_up", "where",
 ]  # fmt: skip
 
 
@@ -68,11 +72,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
-        found = importlib.import_module(f"piper.{name}")
-    else:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'piper' has no attribute {name!r}")
+    with no_collections():
+        module = importlib.import_module(_HOMES.get(name, f"piper.{name}"))
+    found = getattr(module, name) if name in _HOMES else module
     globals()[name] = found
     return found

@@ -170,4 +170,5 @@ def test_what_comes_back_has_the_models_names() -> None:
             torch.testing.assert_close(found[name], value, rtol=1e-12, atol=0.0)
         trained = {name for name in found if not name.startswith("unused")}
         assert run.gradients().keys() == run.optimizer_state().keys() == trained
+        assert torch.equal(run.buffers()["idle"], torch.ones(2, dtype=torch.float64))
         assert run.differing_replicas() == []

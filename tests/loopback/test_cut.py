@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
+from torch import nn
 
 import piper
 from piper.api.program import Program
@@ -47,3 +49,32 @@ def test_trains_like_one_device(pp: int, schedule: str, bucket_size: int | None)
         with job.launch("loopback", adversary=adversary, seed=3) as run:
             errors = compare(run, batches, reference)
         assert errors.exact, errors
+
+
+class Positions(nn.Module):
+    """Adds an expand where there are several rows, as masks of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(6.0, dtype=x.dtype)[None]
+        if x.shape[0] != places.shape[0]:
+            places = places.expand(x.shape[0], -1)
+        x = x + places
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def test_stages_begin_at_the_same_code_with_a_single_row() -> None:
+    batches = [torch.randn(8, 6, dtype=torch.float64) for _ in range(2)]
+    program = piper.trace(
+        lambda: Positions().double(), batches[0], lambda model, x: model(x).pow(2).mean()
+    )
+    job = program.apply(parallel(pp=2, dp=2, microbatches=4)).lower(optimizer=ADAMW)
+    reference = train_one_device(job, batches)
+    with job.launch("loopback", adversary=True, seed=3) as run:
+        errors = compare(run, batches, reference)
+    assert errors.exact, errors

@@ -21,7 +21,7 @@ def test_a_new_command_is_one_method(
     launcher: str, degrees: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def steps_done(member: Member, times: int) -> tuple[int, int]:
-        return member.rank, times * member.workers["train"].keys.step
+        return member.rank, times * member.workers["train"].steps.begun
 
     monkeypatch.setattr(Member, "steps_done", steps_done, raising=False)
     job = program_of("dense").apply(strategy_of(degrees, "none")).lower(optimizer=ADAMW)

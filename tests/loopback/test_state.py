@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import piper
 from piper.errors import AxisError, TraceError
 from piper.strategies import parallel
+from piper.training.verify import Trained, compare, train_one_device
 
 ROWS, WIDTH = 16, 6
 BATCH = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -230,3 +231,23 @@ def test_a_buffer_that_changes_its_shape_is_refused() -> None:
 
     with pytest.raises(TraceError, match=r"of another shape or dtype \(.*test_state"):
         piper.trace(lambda: _Staged(longer).double(), BATCH, _step)
+
+
+def test_verify_compares_buffers() -> None:
+    def make() -> nn.Module:
+        # A bias before a norm would have no gradient beyond rounding.
+        layers = nn.Linear(WIDTH, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        return nn.Sequential(*layers).double()
+
+    program = piper.trace(make, BATCH, _step)
+    job = program.apply(parallel(dp=2, microbatches=2)).lower(optimizer=piper.adamw(lr=1e-2))
+    batches = [BATCH, BATCH + 1]
+    reference = train_one_device(job, batches)
+    assert "1.running_mean" in reference.parameters
+    with job.launch("loopback") as run:
+        assert compare(run, batches, reference).exact
+        with pytest.MonkeyPatch.context() as patch:
+            held = run.buffers
+            patch.setattr(run, "buffers", lambda: {n: b + b / 10**6 for n, b in held().items()})
+            errors = compare(run, [], Trained([], [], reference.parameters))
+    assert errors.parameter > 1e-7 and "running" in errors.worst["parameter"]

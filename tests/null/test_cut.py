@@ -14,6 +14,7 @@ import piper
 from piper.api.program import Program
 from piper.compiler.source import Cuts
 from piper.errors import CutError
+from piper.frontend.capture.captured_nodes import numbered
 from piper.frontend.cut.node_costs import node_costs
 from piper.ir.history import history_as_code
 from piper.strategies import parallel
@@ -72,7 +73,7 @@ def seconds(program: Program, num: int) -> list[float]:
     assert cut is not None
     capture = program.source.captured(8)
     costs, found = node_costs(capture), [0.0] * num
-    for position, node in enumerate(capture.graph.nodes):
+    for node, position in numbered(capture.graph).items():
         found[cut.stage_of(position)] += costs[node]
     return found
 

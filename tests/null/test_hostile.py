@@ -91,7 +91,7 @@ def clock(self: Any, x: Tensor) -> Tensor:
     return self.a(x) * time.time()
 
 
-@hostile("known from the batch's shape")
+@hostile("piper.mixture(")
 def loop_over_experts(self: Any, x: Tensor) -> Tensor:
     chosen = self.a(x).argmax(-1)
     out = torch.zeros_like(x)

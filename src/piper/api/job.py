@@ -8,6 +8,7 @@ from typing import Any
 
 from piper.api.job_file import JobFile, job_from_json, job_to_json
 from piper.api.run import Run
+from piper.api.shaped_plans import SHAPES, ShapedPlans
 from piper.bodies.files.body_fit import check_bodies
 from piper.check import Report, check_plan
 from piper.compiler.driver import Lowered
@@ -16,6 +17,7 @@ from piper.errors import Call, PlanError
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
+from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.report.diff import diff
 from piper.plan.report.explain import explain
 from piper.plan.report.summary import summarize
@@ -58,7 +60,11 @@ def _loaded(file: JobFile) -> Job:
             raise PlanError(f"the evaluation has another {field} than training")
     evaluation = Job(other, file.bodies, check_plan(other))
     check_bodies(other, file.bodies)
-    return Job(plan, file.bodies, report, evaluation=lambda: evaluation)
+    return Job(plan, file.bodies, report, evaluation=evaluation)
+
+
+# Whether to train, and on batches of which shapes if not those of the example batch.
+Variants = Callable[[bool, Shapes | None], "Job"]
 
 
 class Job:
@@ -73,21 +79,23 @@ class Job:
         bodies: Mapping[str, str],
         report: Report,
         *,
-        evaluation: Callable[[], Job] | None = None,
+        evaluation: Job | None = None,
+        variants: Variants | None = None,
         lowered: Lowered | None = None,
     ) -> None:
         self.plan = plan
         self.bodies = bodies
         self.report = report
-        self._make_evaluation = evaluation
-        self._evaluation: Job | None = None
+        self._evaluation = evaluation
+        self._variants = variants
+        self._shaped: dict[tuple[bool, Shapes], Job] = {}
         self._lowered = lowered
 
     @classmethod
-    def of(cls, lowered: Lowered, evaluation: Callable[[], Job] | None = None) -> Job:
+    def of(cls, lowered: Lowered, variants: Variants | None = None) -> Job:
         """The job of a program that was lowered."""
         plan, bodies, report = lowered.plan, lowered.bodies, lowered.report
-        return cls(plan, bodies, report, evaluation=evaluation, lowered=lowered)
+        return cls(plan, bodies, report, variants=variants, lowered=lowered)
 
     @property
     def graph(self) -> Graph:
@@ -132,13 +140,32 @@ class Job:
 
         It keeps parameters as this job does, so that its workers can share theirs; made once.
         """
-        if self._make_evaluation is None and self.plan.train:
-            raise PlanError("the job was saved without its evaluation", legal="job.save(path)")
-        if self._make_evaluation is None:
+        if self._evaluation is None and self._variants is None:
+            if self.plan.train:
+                raise PlanError("the job was saved without its evaluation", legal="job.save(path)")
             raise PlanError("the job is an evaluation itself", legal="evaluation of a training job")
         if self._evaluation is None:
-            self._evaluation = self._make_evaluation()
+            assert self._variants is not None
+            self._evaluation = self._variants(False, None)
         return self._evaluation
+
+    def shaped(self, shapes: Shapes, *, training: bool = True) -> Job:
+        """This job, or its evaluation, for batches whose leaves have these shapes; made once.
+
+        It keeps parameters, gradients and optimizer state as this job does, so that its workers can
+        share theirs.
+        """
+        if shapes == self.plan.batch_shapes:
+            return self if training else self.evaluation()
+        if self._variants is None:
+            raise PlanError(
+                "this job was read from a file: it has no program to compile for batches of another "
+                "shape",
+                legal=f"batches of {shapes_text(self.plan.batch_shapes)}, or program.lower(...)",
+            )
+        if (training, shapes) not in self._shaped:
+            self._shaped[training, shapes] = self._variants(training, shapes)
+        return self._shaped[training, shapes]
 
     def summary(self) -> str:
         """Ranks, tasks and peak memory per class."""
@@ -162,15 +189,16 @@ class Job:
 
         `compile=True` sends bodies through Inductor; each is compiled once, and kept on disk.
         `timeout`: seconds without progress after which a step has failed (local, torchrun, ray).
+        `shapes`: of how many shapes batches may be; there is a plan for each.
         `ranks_per_gpu`: how many ranks share a card (local). `address` of a cluster to join, `near` and
         `spread`: axes of the mesh whose neighbours should, or should not, share a node, `num_cpus` of
         each rank (ray).
         """
+        limit = options.pop("shapes", SHAPES)
+        if not isinstance(limit, int) or limit < 1:
+            raise PlanError(
+                f"shapes={limit!r}", legal="how many shapes batches may have, at least 1"
+            )
         pool = pool_of(launcher, self.plan, options)
         workers = PoolRun(self.plan, self.bodies, pool, compile=options.get("compile", False))
-
-        def evaluation() -> tuple[Plan, Mapping[str, str]]:
-            job = self.evaluation()
-            return job.plan, job.bodies
-
-        return Run(self.plan, workers, evaluation)
+        return Run(self.plan, workers, ShapedPlans(self, limit))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from piper.api.advice import with_advice
-from piper.bodies.leaves import batch_leaves
+from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
 from piper.errors import OutOfMemory, RunError
+from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
 from piper.plan.types import ModelTensor, Plan
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.reading import Data
-from piper.runtime.launch.shares import checked_leaves
+from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
 from piper.runtime.worker.weights import initial_value
 
@@ -36,49 +37,72 @@ class StepResult:
 
 
 class Run:
-    """Use as a context manager: leaving it ends the workers."""
+    """Use as a context manager: leaving it ends the workers.
 
-    def __init__(
-        self,
-        plan: Plan,
-        workers: PoolRun,
-        evaluation: Callable[[], tuple[Plan, Mapping[str, str]]] | None = None,
-    ) -> None:
+    `plan` is that of batches like the example batch. Batches of another shape get a plan of their own
+    from `plans`; all plans train the same parameters.
+    """
+
+    def __init__(self, plan: Plan, workers: PoolRun, plans: ShapedPlans | None = None) -> None:
         self.plan = plan
         self.workers = workers
-        self._evaluation = evaluation
+        self.plans = plans
+        self.trained = plan  # the plan of the last step
+        self.compiled: list[ShapedPlan] = []  # for batches of other shapes
         self.closed = False
-        self._fetched: dict[str, bool] = {}  # by role: whether the ranks hold an unused batch
+        # By purpose: shapes of the batch that the ranks have read and not used, if any.
+        self._fetched: dict[str, Shapes] = {}
+        self._shares: dict[str, bool] = {}  # by purpose: whether a rank gives its own rows alone
 
     def step(self, batch: Any = None) -> StepResult:
         """Train on one global batch; without one, on what the ranks read themselves.
 
-        Under torchrun a rank may give the global batch or its own rows of it.
+        Under torchrun a rank may give the global batch or its own rows of it. A plan for batches of
+        another shape than any before is compiled first.
         """
-        leaves = self._leaves(batch, "train")
+        leaves, shapes = self._given(batch, "train")
         try:
-            return _result(self._open().step(leaves))
+            role = self._ready("train", shapes)
+            self.trained = self.workers.plans[role]
+            return _result(self._open().step(leaves, role=role))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
 
     def evaluate(self, batch: Any = None) -> StepResult:
         """The loss of one batch with the model in eval() mode; nothing is trained."""
-        self._open()
-        plan, bodies = self._evaluated()
-        leaves = self._leaves(batch, "eval")
+        self._check_evaluation()
+        leaves, shapes = self._given(batch, "eval")
         try:
-            return _result(self._open().evaluate(plan, bodies, leaves))
+            role = self._ready("eval", shapes)
+            return _result(self._open().evaluate(leaves, role=role))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
 
     def prepare_evaluation(self) -> None:
         """Get ready to evaluate, as the first `evaluate` would: what cannot be evaluated fails here."""
-        self._open().load(*self._evaluated(), "eval")
+        self._check_evaluation()
+        self._ready("eval", self.plan.batch_shapes)
 
-    def _evaluated(self) -> tuple[Plan, Mapping[str, str]]:
-        if self._evaluation is None:
+    def _check_evaluation(self) -> None:
+        self._open()
+        if self.plans is None:
             raise RunError("the run has no evaluation", legal="job.launch(...) of a training job")
-        return self._evaluation()
+
+    def _ready(self, purpose: Purpose, shapes: Shapes) -> str:
+        """What the ranks call the plan for batches of these shapes, which they have then."""
+        if purpose == "train" and shapes == self.plan.batch_shapes:
+            return "train"
+        if self.plans is None:
+            raise RunError(
+                f"a batch of {shapes_text(shapes)}",
+                legal=f"{shapes_text(self.plan.batch_shapes)}, as in the example batch",
+            )
+        found = self.plans.of(purpose, shapes)
+        if found.role not in self.workers.plans:
+            self.workers.load(found.plan, found.bodies, found.role)
+            if shapes != self.plan.batch_shapes:
+                self.compiled.append(found)
+        return found.role
 
     def read(self, data: Data, *, name: str = "train") -> None:
         """Have every rank read its own rows: from now on `step` takes no batch.
@@ -94,7 +118,7 @@ class Run:
         if name == "eval":
             self.prepare_evaluation()
         workers.read(data, name)
-        self._fetched[name] = False
+        self._fetched[name] = ()
 
     def fetch(self, *, name: str = "train") -> bool:
         """Have the ranks read the batch of the coming step; False if the data has ended."""
@@ -102,7 +126,7 @@ class Run:
         if name not in self._fetched:
             raise RunError("the ranks read no data", legal="step(batch), or read(data) before")
         self._fetched[name] = self._fetched[name] or workers.fetch(name)
-        return self._fetched[name]
+        return bool(self._fetched[name])
 
     def set_options(self, options: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """From the next step on, all parameter groups have these values, such as {"lr": 3e-4}, or each
@@ -126,27 +150,37 @@ class Run:
             )
         return self.workers
 
-    def _leaves(self, batch: Any, name: str) -> dict[str, Tensor] | None:
-        self._open()
-        if batch is not None:
-            return self.checked(batch)
-        if self.workers.reading == "rank":
-            return None  # a rank that needs none
-        if not self.fetch(name=name):
-            raise RunError("the data has ended", legal="fetch() says so before a step")
-        self._fetched[name] = False
-        return None
+    def _given(self, batch: Any, name: str) -> tuple[dict[str, Tensor] | None, Shapes]:
+        """The tensors that a step was given, if any, and the shapes of its global batch."""
+        reading = self._open().reading
+        leaves, shapes = (None, ()) if batch is None else self.checked(batch, name)
+        if reading == "rank":
+            known = self.plans.shapes if self.plans else [self.plan.batch_shapes]
+            pool: Any = self.workers.pool
+            return leaves, pool.shapes(shapes, known)
+        if batch is None:
+            if not self.fetch(name=name):
+                raise RunError("the data has ended", legal="fetch() says so before a step")
+            shapes, self._fetched[name] = self._fetched[name], ()
+        return leaves, shapes
 
-    def checked(self, batch: Any) -> dict[str, Tensor]:
-        """The tensors of a global batch, or where this process is one rank, maybe of its rows of it, if
-        they are like those of the example batch."""
-        if self.workers.reading == "rank":
-            sizes = {leaf.shape[0] for leaf in batch_leaves(batch).values() if leaf.dim()}
-            parts = self.plan.num_data_ranks
-            wanted = {leaf.shape[0] // parts for leaf in self.plan.batch.values()}
-            if sizes == wanted:
-                return checked_leaves(self.plan, batch, parts=parts)
-        return checked_leaves(self.plan, batch)
+    def checked(self, batch: Any, name: str = "train") -> tuple[dict[str, Tensor], Shapes]:
+        """The tensors of a global batch or, where this process is one rank, maybe of its rows of it, if
+        they are like those of the example batch; and the shapes of the global one."""
+        leaves = checked_leaves(self.plan, batch)
+        parts = self.plan.num_data_ranks
+        if self.workers.reading != "rank" or parts == 1:
+            return leaves, shapes_of(self.plan, leaves)
+        key = next(iter(self.plan.batch))
+        rows, whole = leaves[key].shape[0], self.plan.batch[key].shape[0]
+        if name not in self._shares:  # the first batch tells; a last one may be smaller
+            if rows not in (whole, whole // parts):
+                raise RunError(
+                    f"the first batch has {rows} samples",
+                    legal=f"{whole} as in the example batch, or {whole // parts}: this rank's rows",
+                )
+            self._shares[name] = rows != whole
+        return leaves, shapes_of(self.plan, leaves, parts=parts if self._shares[name] else 1)
 
     def parameters(self) -> dict[str, Tensor]:
         """All parameters, whole, by the model's own names; what no step reads is as it was made."""

@@ -44,9 +44,9 @@ class ChunkCode:
     def key(self) -> str:
         """Equal for chunks whose bodies are equal: the code up to names, with all inputs' facts."""
         words: list[str] = [repr(self.inputs), repr(self.outputs), repr(self.tangents)]
-        words += _words(self.graph, self.constants)
+        words += graph_words(self.graph, self.constants)
         for part in self._parts:
-            words += [repr((part.buffers, part.given)), *_words(part.graph, part.constants)]
+            words += [repr((part.buffers, part.given)), *graph_words(part.graph, part.constants)]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
 
     @cached_property
@@ -60,7 +60,7 @@ class ChunkCode:
         return self.fold.parts if self.fold else ()
 
 
-def _words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]:
+def graph_words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]:
     """A graph's code up to names, a line a node."""
     number: dict[fx.Node, str] = {}
     for node in graph.nodes:

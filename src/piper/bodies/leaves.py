@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from piper.ir.tensor_type import Shapes
+
 
 def _opened(batch: Any) -> Any:
     """The batch, after torch has been told how to look into dictionaries of its own types.
@@ -64,6 +66,18 @@ def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     return pytree.tree_map(
         lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, _opened(batch)
     )
+
+
+def with_shapes(batch: Any, shapes: Shapes) -> Any:
+    """The same batch with leaves of other shapes, which hold zeros and take no memory."""
+    wanted = dict(shapes)
+
+    def leaf_of(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.new_zeros(()).expand(wanted[leaf_name(path)])
+
+    return pytree.tree_map_with_path(leaf_of, _opened(batch))
 
 
 def join_batches(batches: Sequence[Any]) -> Any:

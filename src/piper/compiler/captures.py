@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import TraceError
-from piper.frontend.capture.capture import Capture, Recording, Step, alike, finish, record
+from piper.frontend.capture.alignment import same_nodes
+from piper.frontend.capture.capture import Capture, Recording, Step, finish, record
 from piper.frontend.capture.captured_nodes import callee, source_of
 from piper.frontend.capture.interpret import FailedNode
 from piper.ir.tensor_type import TensorType
@@ -94,20 +95,8 @@ class Captures:
                 f"{callee(failed.node)} fails on fake tensors ({source_of(failed.node)}): {reason}",
                 legal="operators that know the shapes of their results (torch.library.register_fake)",
             ) from failed
-        if self._open is None or rows == self.batch_size:
-            return capture
-        return self._renamed(capture, rows)
-
-    def _renamed(self, capture: Capture, rows: int) -> Capture:
-        """With the names of the one recording, whose numbers left gaps: Values are known by name."""
-        whole = self.at(self.batch_size)
-        twin = capture
-        if not alike(whole, capture):
-            # Another code at this number, perhaps only inside of chunks. What has one name in both:
-            twin = finish(self._record(self.batch_size, any_rows=False), self.batch_size)
-        if alike(whole, twin):
-            pairs = zip(twin.graph.nodes, whole.graph.nodes, strict=True)
-            _rename(capture, {mine.name: theirs.name for mine, theirs in pairs})
+        if rows != self.batch_size:
+            _rename(capture, self.at(self.batch_size))
         return capture
 
     def _record(self, rows: int, *, any_rows: bool) -> Recording:
@@ -123,10 +112,13 @@ class Captures:
         )
 
 
-def _rename(capture: Capture, names: Mapping[str, str]) -> None:
+def _rename(capture: Capture, whole: Capture) -> None:
+    """Give what is the same code the same names: Values are known by name."""
+    names = {mine: theirs.name for mine, theirs in same_nodes(capture.graph, whole.graph)}
     taken = set(names.values())
     for node in capture.graph.nodes:
-        if node.name in names:
-            node.name = names[node.name]
-        elif node.name in taken:
-            node.name = f"{node.name}_"
+        name = names.get(node, node.name)
+        while node not in names and name in taken:
+            name = f"{name}_"
+        taken.add(name)
+        node.name = name

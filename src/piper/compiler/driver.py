@@ -19,7 +19,7 @@ from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
-from piper.errors import Call
+from piper.errors import Call, TraceError
 from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.traced import Traced
 from piper.ir.form.graph_text import graph_to_text
@@ -28,6 +28,7 @@ from piper.ir.history import Record
 from piper.ir.layouts import Split
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
+from piper.ir.tensor_type import Shapes, shapes_text
 from piper.mesh import Mesh
 from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
@@ -75,7 +76,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Lowered:
-    """All that lowering makes. `buckets` are for an evaluation, which keeps parameters alike."""
+    """All that lowering makes. `buckets` are for an evaluation and for batches of other shapes, whose
+    plans keep parameters alike."""
 
     source: Source
     graph: Graph
@@ -96,7 +98,7 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     # `apply` has completed the graph; without any strategy all runs on one device.
     logical = scheduled.graph if scheduled.history else complete(scheduled.graph, [])
     calls = scheduled.calls
-    rows = local_rows(logical, scheduled.source.batch_size, calls)
+    rows = local_rows(logical, source.batch_size, calls)
     cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), scheduled.stages)
     local = source.local(rows, cuts)
     if cuts.pieces or source is not scheduled.source or source.guessed:
@@ -121,21 +123,29 @@ def foresee_graph(logical: Graph, calls: Sequence[Call], *, clip: float | None =
         return run_passes(state, last="pace").graph
 
 
-def lower(scheduled: Scheduled, settings: Settings, *, trained: Bucketed | None = None) -> Lowered:
-    """The plan of training or, with the buckets that training has made, of evaluation."""
+def lower(
+    scheduled: Scheduled,
+    settings: Settings,
+    *,
+    trained: Bucketed | None = None,
+    training: bool = True,
+    shapes: Shapes | None = None,
+) -> Lowered:
+    """The plan of training or, without `training`, of evaluation, on batches like the example batch or
+    of other `shapes`. It keeps parameters in the buckets `trained` that the first plan has made."""
     with no_collections():
-        return _lower(scheduled, settings, trained)
+        return _lower(scheduled, settings, trained, training, shapes)
 
 
 def text_after(scheduled: Scheduled, settings: Settings, *, last: str) -> str:
     """The graph as it is after a pass."""
     with no_collections():
-        _, state, _ = _started(scheduled, settings, None)
+        _, state, _ = _started(scheduled, settings, None, None)
         return graph_to_text(run_passes(state, last=last).graph)
 
 
 def _started(
-    scheduled: Scheduled, settings: Settings, trained: Bucketed | None
+    scheduled: Scheduled, settings: Settings, evaluated: Bucketed | None, shapes: Shapes | None
 ) -> tuple[Source, Lowering, dict[str, int]]:
     """All that passes need: the graph in its final chunks, and its bodies on demand; and the bytes
     inside of those that were asked for."""
@@ -144,9 +154,10 @@ def _started(
     begin = time.perf_counter()
     source = scheduled.source.variant(
         dtype=settings.dtype,
-        training=trained is None,
+        training=evaluated is None,
         frozen=settings.frozen,
         cut=scheduled.stages,
+        shapes=shapes,
     )
     logical, traced = refine(scheduled, source)
     check_state(logical, traced, scheduled.calls)
@@ -179,16 +190,29 @@ def _started(
         clip=settings.clip,
         late=settings.late_clip,
         grouping=settings.grouping,
-        trained=trained,
+        trained=evaluated,
     )
     state.seconds["refine"] = time.perf_counter() - begin
     return source, state, inside
 
 
-def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -> Lowered:
-    source, state, inside = _started(scheduled, settings, trained)
+def _lower(
+    scheduled: Scheduled,
+    settings: Settings,
+    trained: Bucketed | None,
+    training: bool,
+    shapes: Shapes | None,
+) -> Lowered:
+    evaluated = None if training else trained
+    source, state, inside = _started(scheduled, settings, evaluated, shapes)
     run_passes(state)
     logical, bucketed, classes = state.logical, state.bucketed, state.classes
+    if trained is not None and bucketed != trained:
+        raise TraceError(
+            f"the model trains other parameters for {shapes_text(source.shapes)} than for the "
+            "example batch",
+            legal="code that reads the same parameters whatever the batch's shape",
+        )
     tensors = {
         name: msgspec.structs.replace(
             tensor, trainable=bucketed.trains(name), cut=_cut(logical, name)
@@ -215,8 +239,8 @@ def _lower(scheduled: Scheduled, settings: Settings, trained: Bucketed | None) -
         bodies=tuple(sorted(used)),
         buckets=bucketed.buckets,
         history=scheduled.history,
-        train=trained is None,
-        flops=_model_flops(logical.mesh, classes, state.flops, training=trained is None),
+        train=training,
+        flops=_model_flops(logical.mesh, classes, state.flops, training=training),
         inside={name: inside[name] for name in sorted(used) if inside.get(name)},
     )
     begin = time.perf_counter()

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from piper.bodies.chunk_code import spec_of
-from piper.bodies.leaves import batch_leaves
+from piper.bodies.leaves import batch_leaves, with_shapes
 from piper.bodies.store import BodyStore
 from piper.compiler.captures import Captures
 from piper.errors import TraceError
@@ -24,7 +24,7 @@ from piper.frontend.capture.capture import (
 from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
-from piper.ir.tensor_type import TensorType
+from piper.ir.tensor_type import Shapes, TensorType, shapes_text
 from piper.plan.optimizers import Grouping, Optimizer
 from piper.plan.types import ModelTensor
 from piper.runtime.factory import Factory, resolve_optimizer
@@ -46,7 +46,7 @@ class Cuts:
 
 
 UNCUT = Cuts()
-Variant = tuple[str, bool, frozenset[str]]  # dtype, training, frozen
+Variant = tuple[str, bool, frozenset[str], Shapes]  # dtype, training, frozen, of the batch
 
 
 class Source:
@@ -67,6 +67,7 @@ class Source:
         training: bool = True,
         frozen: frozenset[str] = frozenset(),
         trained: Source | None = None,
+        captures: Captures | None = None,
     ) -> None:
         self.make_model = make_model
         self.step = step
@@ -78,8 +79,8 @@ class Source:
         self.dtype = dtype
         self.training = training
         self.guessed = False
-        self._variants: dict[Variant, Source] = {(dtype, training, frozen): self}
-        self._captures: Captures = Captures(
+        self._variants: dict[Variant, Source] = {(dtype, training, frozen, self.shapes): self}
+        self._captures: Captures = captures or Captures(
             make_model,
             batch,
             step,
@@ -91,6 +92,11 @@ class Source:
         )
         self._traced: dict[tuple[int, Cuts], Traced] = {}
 
+    @property
+    def shapes(self) -> Shapes:
+        """Of the leaves of a global batch."""
+        return tuple((name, tuple(leaf.shape)) for name, leaf in self.leaves.items())
+
     def variant(
         self,
         *,
@@ -98,33 +104,45 @@ class Source:
         training: bool,
         cut: StageCut | None,
         frozen: frozenset[str] = frozenset(),
+        shapes: Shapes | None = None,
     ) -> Source:
-        """The same program computing in another dtype, in eval() or with fewer gradients; its chunks
-        must be the same."""
-        key = (dtype, training, frozen)
+        """The same program computing in another dtype, in eval(), with fewer gradients or on batches of
+        other shapes; its chunks must be the same."""
+        shapes = shapes or self.shapes
+        key = (dtype, training, frozen, shapes)
         if key not in self._variants:
             self._variants[key] = Source(
                 self.make_model,
-                self.batch,
+                self.batch if shapes == self.shapes else with_shapes(self.batch, shapes),
                 self.step,
                 stages=self.stages,
                 dtype=dtype,
                 training=training,
                 frozen=frozen,
-                trained=None if training else self._variants.get((dtype, True, frozen)),
+                trained=None if training else self._variants.get((dtype, True, frozen, shapes)),
+                captures=self._other_rows(key),
             )
         variant = self._variants[key]
         if variant is not self:
             self._check_chunks(variant, Cuts(stages=cut))
         return variant
 
+    def _other_rows(self, key: Variant) -> Captures | None:
+        """Captures that serve a variant too, since they are of another number of rows alone."""
+        for known, source in self._variants.items():
+            if known[:3] == key[:3] and _samples(known[3]) == _samples(key[3]):
+                return source._captures
+        return None
+
     def _check_chunks(self, other: Source, cuts: Cuts) -> None:
-        (one, mine), (two, theirs) = self.at(self.batch_size, cuts), other.at(self.batch_size, cuts)
+        one, mine = self.at(self.batch_size, cuts)
+        two, theirs = other.at(other.batch_size, cuts)
         same = [(c.tags, c.part) for c in mine.chunks] == [(c.tags, c.part) for c in theirs.chunks]
         # Positions where stages begin mean the same only in the same trace.
         if not same or (cuts.stages is not None and not alike(one, two)):
             how = f"in {other.dtype}" if other.dtype else "with parameters that are not trained"
             how = how if other.training else "in eval() mode"
+            how = how if other.shapes == self.shapes else f"for {shapes_text(other.shapes)}"
             raise TraceError(
                 f"the model's structure is another one {how}",
                 details=[f"first difference at {first_difference(one, two)}"],
@@ -149,8 +167,11 @@ class Source:
         """The program for batches of `rows` samples, cut by its tags and by `cuts`."""
         capture = self.captured(rows)
         if (rows, cuts) not in self._traced:
+            cut_at = cuts.stages
+            if cut_at is not None and rows != self.batch_size:
+                cut_at = cut_at.moved(self.captured(self.batch_size).graph, capture.graph)
             traced = cut_program(
-                capture, stages=self.stages, cut_at=cuts.stages, pieces=dict(cuts.pieces)
+                capture, stages=self.stages, cut_at=cut_at, pieces=dict(cuts.pieces)
             )
             self._traced[rows, cuts] = traced
         return capture, self._traced[rows, cuts]
@@ -220,6 +241,11 @@ class Source:
                 spec, init, code.keys, buffer=name in buffers, changes=name in traced.changed
             )
         return tensors
+
+
+def _samples(shapes: Shapes) -> Shapes:
+    """The shapes of one sample."""
+    return tuple((name, shape[1:]) for name, shape in shapes)
 
 
 def _batch_size(leaves: dict[str, Tensor]) -> int:

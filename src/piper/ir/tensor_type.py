@@ -75,3 +75,12 @@ def dtype_bytes(dtype: str) -> int:
 def accumulation_dtype(dtype: str) -> str:
     """Where gradients of this dtype are summed: float64 stays, everything else is float32."""
     return "float64" if dtype == "float64" else "float32"
+
+
+# The leaves of a global batch by name, each with its shape.
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def shapes_text(shapes: Shapes) -> str:
+    """`x [8, 24], y [8]`."""
+    return ", ".join(f"{name.removeprefix('batch:')} {list(shape)}" for name, shape in shapes)

@@ -13,7 +13,7 @@ from piper.errors import PlanError
 from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
 from piper.ir.history import Record
-from piper.ir.tensor_type import TensorType
+from piper.ir.tensor_type import Shapes, TensorType
 from piper.mesh import Group, Mesh, Slice
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
@@ -130,6 +130,11 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     @property
     def num_data_ranks(self) -> int:
         return self.mesh.size_of(self.data_axes)
+
+    @property
+    def batch_shapes(self) -> Shapes:
+        """Of the leaves of a global batch."""
+        return tuple((name, leaf.shape) for name, leaf in self.batch.items())
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

@@ -15,7 +15,7 @@ from piper.bodies.leaves import join_batches
 from piper.errors import RunError
 from piper.runtime.launch.pool_run import check_ends
 from piper.runtime.launch.reading import place_of
-from piper.runtime.launch.shares import Share
+from piper.runtime.launch.shares import Share, agreed_shapes, checked_leaves, shapes_of
 
 Data = Iterable[Any] | Callable[[Share], Iterable[Any]]
 ENDED, READ, FAILED, IDLE = range(4)
@@ -56,7 +56,7 @@ def batches(run: Run, data: Any, *, name: str = "train") -> Iterator[Any]:
     check_data(data)
     reading = run.workers.reading
     if reading == "rank":
-        yield from _of_this_rank(run, data)
+        yield from _of_this_rank(run, data, name)
     elif not callable(data):
         yield from _ordered(data, Share(0, 1, run.plan.seed))
     elif reading == "members":
@@ -87,10 +87,13 @@ def _of_all_shares(run: Run, data: Callable[[Share], Iterable[Any]]) -> Iterator
         check_ends(more, [rank for rank in range(num) if rank not in more])
         if not more:
             return
+        agreed_shapes(
+            {rank: shapes_of(run.plan, checked_leaves(run.plan, found[rank])) for rank in more}
+        )
         yield join_batches(found)
 
 
-def _of_this_rank(run: Run, data: Any) -> Iterator[Any]:
+def _of_this_rank(run: Run, data: Any, name: str) -> Iterator[Any]:
     """This process is one rank: it reads for itself, and all agree on whether there is a batch."""
     pool: Any = run.workers.pool
     [me], plan = run.workers.ranks["train"], run.plan
@@ -103,7 +106,7 @@ def _of_this_rank(run: Run, data: Any) -> Iterator[Any]:
             if reads:
                 with pool.waiting_for(place_of(data)):
                     batch = next(reader)
-                run.checked(batch)
+                run.checked(batch, name)
         except StopIteration:
             status = ENDED
         except Exception as error:

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import RunError
+from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
@@ -95,6 +96,7 @@ class _Loop:
         self.scheduled = lr_schedule is not None
         self.stop_on_nan = stop_on_nan
         self.warned = False
+        self.told = len(run.compiled)
         self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
         self.training = Training(self.meter.unit)
         self.begun = self.since = time.perf_counter()
@@ -109,7 +111,7 @@ class _Loop:
         if self.scheduled:
             self.rate.advance(result.loss)
         now = time.perf_counter()
-        seconds, self.since = now - self.since, now
+        seconds, self.since = now - self.since - self._say_compiled(), now
         self.meter.step(seconds)
         record = Record(
             step=self.meter.num,
@@ -125,6 +127,15 @@ class _Loop:
         self.lines.step(record, self.meter.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
+
+    def _say_compiled(self) -> float:
+        """A line for each plan that was made for batches of a new shape; the seconds that it took."""
+        new, self.told = self.run.compiled[self.told :], len(self.run.compiled)
+        for found in new:
+            shapes = shapes_text(found.plan.batch_shapes)
+            what = "training" if found.plan.train else "evaluation"
+            self.lines.note(f"compiled {what} for batches of {shapes}: {found.seconds:.1f} s")
+        return sum(found.seconds for found in new)
 
     def _not_finite(self, record: Record) -> None:
         """Training goes on with what no step can mend: say so once, or end."""
@@ -148,6 +159,7 @@ class _Loop:
             raise RunError("the data to evaluate has no batch", legal="at least one")
         last = self.training.records[-1]
         self.training.records[-1] = msgspec.structs.replace(last, evaluation=total / count)
+        self._say_compiled()
         now = time.perf_counter()
         self.lines.evaluation(last.step, total / count, num, now - begun)
         self.since = now  # it is no part of the next step

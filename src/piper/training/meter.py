@@ -18,7 +18,7 @@ class Meter:
     def __init__(self, run: Run, steps: int | None) -> None:
         self.run = run
         self.steps = steps
-        self.unit, self.units = unit_of(run.plan)
+        self.unit, _ = unit_of(run.plan)
         self.peak = _peak(run)
         self.memory = 0
         self.num = 0
@@ -34,8 +34,13 @@ class Meter:
 
     def mfu(self, seconds: float) -> float | None:
         """The part of the devices' peak that the model's own floating-point operations make up."""
-        flops = self.run.plan.flops
+        flops = self.run.trained.flops
         return flops / seconds / self.peak if self.peak and flops else None
+
+    @property
+    def units(self) -> int:
+        """Of the last step."""
+        return unit_of(self.run.trained)[1]
 
     @property
     def eta(self) -> float | None:

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
 from piper.frontend.capture.hf_experts import own_experts
+from piper.plan.types import Plan
 from piper.runtime.factory import optimizers_of
 from piper.runtime.worker.weights import initial_value
 from piper.training.keyed_reference import eager_step
@@ -28,7 +30,8 @@ Key = tuple[What, str]  # a number or a tensor that training gave, by its name a
 
 @dataclass(frozen=True)
 class Trained:
-    """What training gave: a loss per step, the gradients of each step, the final parameters."""
+    """What training gave: a loss per step, the gradients of each step, the final parameters, and with
+    them the buffers that forwards have changed."""
 
     losses: list[float]
     gradients: list[dict[str, Tensor]]
@@ -103,7 +106,8 @@ class Errors:
 def train_one_device(
     job: Job, batches: Sequence[Any], *, nudge: Callable[[Tensor], Tensor] | None = None
 ) -> Trained:
-    """Train the user's untouched module on the global microbatches, one after the other.
+    """Train the user's untouched module on the global microbatches, one after the other: the first of
+    every data rank, then the second, which is the order in which a plan changes buffers.
 
     Random operations of the step draw from the keys that the plan uses. What the user's optimizer leaves
     out has no part in the norm. It starts from the job's initial weights, or from what `nudge` makes of
@@ -122,13 +126,18 @@ def train_one_device(
     stepped = {id(param) for group in groups for param in group["params"]}
     params = {name: param for name, param in params.items() if id(param) in stepped}
     pieces = plan.num_data_ranks * plan.num_microbatches
+    order = [
+        rank * plan.num_microbatches + microbatch
+        for microbatch in range(plan.num_microbatches)
+        for rank in range(plan.num_data_ranks)
+    ]
     run = eager_step(job, model)
     losses, gradients = [], []
     for step, batch in enumerate(batches):
         total = count = 0.0
-        for piece in range(pieces):
+        for piece in order:
             rows = _rows(batch, piece, pieces)
-            with own_experts(model):
+            with own_experts(model), flex_on_cpu():
                 result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
@@ -147,7 +156,7 @@ def train_one_device(
             optimizer.step()
         model.zero_grad()
     final = {name: param.detach().clone() for name, param in model.named_parameters()}
-    return Trained(losses, gradients, final)
+    return Trained(losses, gradients, final | _changed(plan, dict(model.named_buffers())))
 
 
 def train(run: Run, batches: Sequence[Any]) -> Trained:
@@ -156,7 +165,16 @@ def train(run: Run, batches: Sequence[Any]) -> Trained:
     for batch in batches:
         losses.append(run.step(batch).loss)
         gradients.append({name: grad.clone() for name, grad in run.gradients().items()})
-    return Trained(losses, gradients, run.parameters())
+    return Trained(losses, gradients, run.parameters() | _changed(run.plan, run.buffers()))
+
+
+def _changed(plan: Plan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The buffers that forwards change; a counter is compared as a number."""
+    return {
+        name: buffer.detach().to(torch.float64, copy=True)
+        for name, buffer in buffers.items()
+        if plan.tensors[plain_name(name)].changes
+    }
 
 
 def compare(

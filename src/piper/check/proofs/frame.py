@@ -122,6 +122,8 @@ def _tensors(plan: Plan) -> Iterator[str]:
             yield f"{name} is no tensor: {tensor.type}"
         if not _cuts(plan.mesh, tensor):
             yield f"{name} is {list(tensor.shape)}, which {dict(tensor.cut)} cannot cut"
+        if tensor.changes and not tensor.buffer:
+            yield f"{name} is a parameter, which no forward changes"
         if tensor.init not in bodies:
             yield f"{name} is made by a body that does not exist"
     for name, leaf in plan.batch.items():
@@ -153,8 +155,12 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
         yield f"has parameters that are not {bucket.dtype}"
     if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
         yield "has parameters outside of it"
+    if any(plan.tensors[name].buffer for name in bucket.params if known):
+        yield "has buffers among its parameters"
     if bucket.param_groups and len(bucket.param_groups) != len(bucket.params):
         yield "has parameters in no parameter group"
+    elif bucket.param_groups and not (bucket.trained and any(bucket.param_groups)):
+        yield "names parameter groups, but is not trained or all are in the first"
     elif bucket.trained and not all(
         0 <= group < len(plan.param_groups) for group in bucket.param_groups or (0,)
     ):
@@ -191,6 +197,8 @@ def _of_the_model(plan: Plan, slot: Slot) -> Iterator[str]:
     whole = plan.tensors.get(slot.source)
     if whole is None:
         yield f"holds {slot.source!r}, which is no tensor of the model"
+    elif whole.buffer != (slot.kind == "buffer"):
+        yield f"holds {slot.source} as a {slot.kind}, which it is not"
     elif _cuts(plan.mesh, whole):
         box = box_of(whole, plan.mesh, dict.fromkeys(plan.mesh.names, 0)).size
         if (slot.shape, slot.dtype) != (box, whole.dtype):

@@ -16,6 +16,10 @@ from piper.plan.tasks import Fold, Run, gathers
 
 def state_changes(world: World) -> Iterator[Problem]:
     """Changes that are missing, doubled, in another order, or by what not all data ranks have left."""
+    changing = {name for name, tensor in world.plan.tensors.items() if tensor.changes}
+    held = {s.source for party in world.parties for s in party.slots if s.kind == "buffer"}
+    for name in sorted(changing - held if world.plan.train else ()):
+        yield Problem("state", f"{name} changes, but nobody holds it")
     for party in world.distinct:
         yield from _times(world, party)
         for index, task in enumerate(party.tasks):

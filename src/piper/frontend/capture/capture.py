@@ -18,6 +18,8 @@ from torch._dynamo import exc
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from piper.bodies.closed_operator import steps_of
+from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
@@ -30,10 +32,13 @@ from piper.frontend.capture.any_rows import (
 )
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
+from piper.frontend.capture.counted import CountedStep, count_targets, uncounted
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
+from piper.frontend.capture.flex_attention import lower_flex_attention
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
+from piper.frontend.capture.inner_graphs import close_operators, inner_graphs
 from piper.frontend.capture.interpret import Facts, interpret
 from piper.frontend.capture.layer_drop import certain_layers
 from piper.frontend.capture.lifted import LiftedStep, as_traced, lift
@@ -48,6 +53,7 @@ from piper.frontend.capture.state_parts import (
 from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
+from piper.frontend.refuse.plain_tensors import refuse_plain_tensor
 from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
 from piper.frontend.refuse.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.refuse.state import Origin, refuse_changed_state
@@ -146,6 +152,7 @@ class Recording:
         return types
 
 
+@torch.enable_grad()  # a run may compile where its user evaluates, under no_grad
 def record(
     make_model: Callable[[], nn.Module],
     batch: Any,
@@ -212,25 +219,36 @@ def record(
         grouped_experts(model),
         certain_layers(model),
         fixed_shapes(),
+        flex_on_cpu(),
         tracing_settings(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
-        module = dynamo_graph_capture_for_export(_Whole(model, traced_step))(fake_batch)
+        counted = isinstance(traced_step, CountedStep)
+        whole = _Whole(model, uncounted(traced_step))
+        module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    flat = lower_flex_attention(graph, flat)
     refuse_transforms(graph)
-    constants = _constants(graph, module)
+    for inner in inner_graphs(module):
+        refuse_transforms(inner)
+        _refuse_data_dependent(inner)
+        if isinstance(step, LiftedStep):
+            lift(inner)
+    constants = close_operators(graph, module)
     store_replacements(graph)
     if isinstance(step, LiftedStep):
         lift(graph)
+    if counted:
+        count_targets(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
     separate_statistics(graph)
     flat = without_row_inputs(graph, flat)
-    origins = _origins(graph, flat, _tensor_names(model, fake_batch))
+    origins = _origins(graph, flat, _tensor_names(model, fake_batch), model)
     leaves = [value_of(node) for node, origin in origins.items() if origin.role == "batch"]
     made = {plain_name(name): tensor for name, tensor in named}
     symbol = RowSymbol(leaves, recorded_at=rows) if any_rows else None
@@ -249,6 +267,7 @@ def record(
     )
 
 
+@torch.enable_grad()
 def finish(recording: Recording, rows: int) -> Capture:
     """The recorded step for batches of `rows` samples, with all that is known of its nodes."""
     open_rows = recording.rows is not None
@@ -305,36 +324,15 @@ def _fresh_inputs(recording: Recording, rows: int) -> list[Tensor]:
 
 
 def _origins(
-    graph: fx.Graph, inputs: Sequence[Tensor], names: dict[int, Origin]
+    graph: fx.Graph, inputs: Sequence[Tensor], names: dict[int, Origin], model: nn.Module
 ) -> dict[fx.Node, Origin]:
     origins = {}
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for node, tensor in zip(placeholders, inputs, strict=True):
         if id(tensor) not in names:
-            raise TraceError(
-                f"{node.name} is neither a parameter, a buffer nor part of the batch",
-                legal="register it as a buffer of the model, or put it into the batch",
-            )
+            refuse_plain_tensor(node, tensor, model)
         origins[node] = names[id(tensor)]
     return origins
-
-
-def _constants(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
-    found = {}
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            value: Any = module
-            for word in str(node.target).split("."):
-                value = getattr(value, word)
-            if not isinstance(value, Tensor):
-                user = next(iter(node.users), node)
-                raise TraceError(
-                    f"{callee(user)} is not supported ({source_of(user)})",
-                    legal="plain operators: no torch.utils.checkpoint, no autograd.Function, no "
-                    "control-flow operators",
-                )
-            found[str(node.target)] = value
-    return found
 
 
 def _refuse_data_dependent(graph: fx.Graph) -> None:
@@ -350,7 +348,8 @@ def _refuse_data_dependent(graph: fx.Graph) -> None:
             )
         raise TraceError(
             f"the shape of {callee(node)} depends on data ({source_of(node)})",
-            legal="shapes known from the batch's shape; to count, F.one_hot(i, E).sum(0)",
+            legal="shapes known from the batch's shape: to count, F.one_hot(i, E).sum(0); for a loop "
+            "over experts, piper.mixture(experts, rows, chosen, weights, num_experts=E)",
         )
 
 
@@ -438,7 +437,7 @@ def alike(one: Capture, other: Capture) -> bool:
 
 
 def _step_of(node: fx.Node) -> tuple[Any, ...]:
-    return node.op, node.target, node.meta.get("custom"), len(node.all_input_nodes)
+    return node.op, steps_of(node), node.meta.get("custom"), len(node.all_input_nodes)
 
 
 def _remove_grad_modes(graph: fx.Graph) -> None:

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piper.bodies.expert_ops import grouped_mm, permute_rows
-from piper.frontend.annotate import annotate, untag
+from piper.bodies.expert_ops import grouped_mm
+from piper.frontend.annotate import untag
+from piper.frontend.mixture import EXPERTS, mixture
 
 _TABLE = "transformers.integrations.moe"
 _NAME = "piper"
 _CHOICE = "_experts_implementation_internal"  # `_experts_implementation` checks what it is set to
 # What transformers' decorator gives to a module that asks the table.
 _MARKS = ("has_gate", "has_bias", "is_transposed")
-EXPERTS = "EP"
 
 
 @contextlib.contextmanager
@@ -76,22 +76,15 @@ def _asks_the_table(module: nn.Module) -> bool:
 def _forward(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """What an experts module gives for rows `hidden` [N, d], of which each goes to its k experts
     `chosen` [N, k] and counts `weights` [N, k] there."""
-    num_chosen = chosen.shape[-1]
-    expert = chosen.reshape(-1)
-    order = expert.argsort(stable=True)
-    inverse = order.argsort()
-    counts = torch.zeros(module.num_experts, dtype=torch.int64, device=hidden.device)
-    counts = counts.scatter_add(0, expert, torch.ones_like(expert))
-    up = module.gate_up_proj if module.has_gate else module.up_proj
-    rows = hidden.index_select(0, order // num_chosen).to(up.dtype)
-    with annotate(EXPERTS):
-        rows = _linear(module, "gate_up_proj" if module.has_gate else "up_proj", rows, counts)
+
+    def experts(rows: Tensor, counts: Tensor) -> Tensor:
+        up = "gate_up_proj" if module.has_gate else "up_proj"
+        rows = _linear(module, up, rows.to(getattr(module, up).dtype), counts)
         rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
-        rows = _linear(module, "down_proj", rows, counts)
-    if getattr(module, "has_post_expert_norm", False):
-        rows = module.post_expert_norm(rows)
-    rows = permute_rows(rows, inverse, order).reshape(-1, num_chosen, rows.shape[-1])
-    return (rows * weights.reshape(-1, num_chosen, 1)).sum(1).to(hidden.dtype)
+        return _linear(module, "down_proj", rows, counts)
+
+    after = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
+    return mixture(experts, hidden, chosen, weights, num_experts=module.num_experts, after=after)
 
 
 def _linear(module: Any, name: str, rows: Tensor, counts: Tensor) -> Tensor:

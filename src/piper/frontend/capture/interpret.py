@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from piper.bodies.closed_operator import ClosedOperator
 from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
 from piper.bodies.unseen_changes import UnseenChanges
+from piper.errors import TraceError
 from piper.frontend.capture.any_rows import at_rows, detached
+from piper.frontend.capture.captured_nodes import source_of
 from piper.frontend.capture.statistics import NORMS
 
 
@@ -69,6 +72,11 @@ def interpret(
     mode = next(tensor.fake_mode for tensor in inputs if hasattr(tensor, "fake_mode"))
     with mode, torch.enable_grad():
         run.run(*inputs)
+    for node in run.random_backwards:
+        raise TraceError(
+            f"the backward of an autograd.Function draws random numbers ({source_of(node)})",
+            legal="numbers drawn in its forward and saved for the backward",
+        )
     copies = {node: node for node in graph.nodes}
     if open_rows:
         graph, copies = at_rows(graph, run.values)
@@ -90,6 +98,8 @@ class _Run(fx.Interpreter):
         self.lying_in: dict[int, list[Tensor]] = defaultdict(list)  # memory -> results so far
         self.of_inputs: set[int] = set()  # memory
         self.unseen = UnseenChanges()
+        self.random_backwards: list[fx.Node] = []
+        self.closed_edges: dict[Any, set[Any]] = {}  # autograd nodes -> those they give no gradient
 
     def run_node(self, n: fx.Node) -> Any:
         given = [t for arg in n.all_input_nodes for t in tensors_in(self.env[arg])]
@@ -121,7 +131,31 @@ class _Run(fx.Interpreter):
         # Some operators return views of a result that is no node's; history hangs on that one.
         touched += [t._base for t in touched if t._base is not None]
         self.grad_fns[n] = _grad_fns(touched)
+        if isinstance(n.target, ClosedOperator):
+            self._try_backward(n, given)
         return result
+
+    def _try_backward(self, node: fx.Node, given: Sequence[Tensor]) -> None:
+        """Run the backward that a user wrote: it may give an input no gradient, or draw numbers."""
+        results = [tensor for tensor in self.results[node] if tensor.requires_grad]
+        inputs = [tensor for tensor in given if tensor.requires_grad]
+        if not results or not inputs:
+            return
+        with RandomWatch() as watch:
+            grads = torch.autograd.grad(
+                results,
+                inputs,
+                [*map(torch.ones_like, results)],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        if watch.seen:
+            self.random_backwards.append(node)
+        closed = {
+            f for t, g in zip(inputs, grads, strict=True) if g is None for f in _grad_fns([t])
+        }
+        for function in _grad_fns(results):
+            self.closed_edges[function] = closed
 
     def _unseen_changes(self, node: fx.Node, given: Sequence[Tensor]) -> list[int]:
         """The memory of inputs of the graph that a node changes, though no version would show it."""
@@ -183,7 +217,8 @@ class _Run(fx.Interpreter):
             function = stack.pop()
             if function is not None and function not in reached:
                 reached.add(function)
-                stack += [following for following, _ in function.next_functions]
+                closed = self.closed_edges.get(function, ())
+                stack += [f for f, _ in function.next_functions if f not in closed]
         for node, tensors in self.results.items():
             now = _grad_fns(tensors)
             if node.op != "output" and any(f in reached for f in (*now, *self.grad_fns[node])):

@@ -11,7 +11,7 @@ from torch import fx
 from piper.cost.balance import balanced, largest
 from piper.errors import Call, CutError, did_you_mean
 from piper.frontend.capture.capture import Capture
-from piper.frontend.capture.captured_nodes import numbered
+from piper.frontend.capture.captured_nodes import numbered, plain_code
 from piper.frontend.cut.node_costs import node_costs
 from piper.frontend.cut.regions import free_code, is_code, own_tags
 from piper.frontend.cut.units import Unit, Units, crossing_bytes, inseparable
@@ -23,14 +23,25 @@ _WORTH = 1.05  # smaller units must make the largest stage smaller than this
 
 @dataclass(frozen=True)
 class StageCut:
-    """Nodes of the trace from the number `starts[i]` on have the tag i; the same at every batch size and
-    in eval() mode (see `numbered`)."""
+    """Nodes of the trace from the number `starts[i]` on have the tag i; the same in eval() mode (see
+    `numbered`)."""
 
     tag: str
     starts: tuple[int, ...]
 
     def stage_of(self, position: int) -> int:
         return bisect_right(self.starts, position) - 1
+
+    def moved(self, whole: fx.Graph, other: fx.Graph) -> StageCut:
+        """The same cut in a trace with other code in places: stages begin at nodes of the same names."""
+        names = [node.name for node in plain_code(whole)]
+        numbers = {node.name: number for node, number in numbered(other).items()}
+        last = len(plain_code(other))
+        starts = (
+            next((numbers[name] for name in names[start:] if name in numbers), last)
+            for start in self.starts[1:]
+        )
+        return StageCut(self.tag, (0, *starts))
 
 
 def choose_stages(

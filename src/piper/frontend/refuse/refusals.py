@@ -24,6 +24,8 @@ _ADVICE_BY_LINE = (
 _ADVICE = (
     ("data-dependent", "compute both sides and choose with torch.where; keep numbers as tensors"),
     ("dynamic control flow", "compute both sides and choose with torch.where"),
+    ("autograd.grad", "the derivative written out in operators: `step` is differentiated once"),
+    ("unbacked symbol", "keep numbers as tensors: no .item(), .tolist() or float()"),
     ("tensor.item", "keep numbers as tensors: no .item(), .tolist() or float()"),
     ("tolist()", "keep numbers as tensors: no .item(), .tolist() or float()"),
     ("backward()", "return the loss; the backward is derived from it"),
@@ -39,6 +41,7 @@ _ADVICE = (
 )
 # Hints that speak of torch's own matters.
 _NOT_FOR_USERS = ("torch.", "PyTorch", "Dynamo", "http", "graph break", "graph_break")
+_OF_DYNAMO = re.compile(r" with `torch\._dynamo\.config\..*")
 _CAUSE = re.compile(
     r"\b(?:got|raised exception|exception type)? ?(\w+(?:Error|Exception)\(.*?\))", re.S
 )
@@ -81,7 +84,7 @@ def _explain(text: str, line: str) -> tuple[str, str]:
     if WRONG_RESULT in text:
         return WRONG_RESULT, "a tensor with one element, or a pair of such"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = lines[0].rstrip(":") if lines else "graph break"
+    reason = _OF_DYNAMO.sub("", lines[0]).rstrip(":") if lines else "graph break"
     cause = _CAUSE.search(text)
     if cause and cause[1] not in reason:
         reason += f": {' '.join(cause[1].split())}"

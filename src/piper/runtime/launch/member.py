@@ -15,6 +15,7 @@ from torch import Tensor
 
 from piper.bodies.no_compiler import spare_compiler
 from piper.errors import PiperError
+from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan, plan_from_json
 from piper.runtime.failure.board import Board, begin, clear, end
 from piper.runtime.launch.devices import device_facts
@@ -112,7 +113,7 @@ class Member:
             worker.set_options(payload["options"])
         leaves = payload["leaves"]
         if leaves is None:
-            reader = self.readers[name]
+            reader = self.readers[payload["reader"]]
             leaves = reader.take() if reader else {}
         begin(self.cells, list(self.workers).index(name))
         return worker, leaves
@@ -135,8 +136,8 @@ class Member:
             reader = Reader(function_of(payload["function"]), share, plan)
         self.readers[payload["name"]] = reader
 
-    def fetch(self, name: str) -> bool | None:
-        """Read the next batch: whether there was one, or None if this rank needs none."""
+    def fetch(self, name: str) -> Shapes | None:
+        """Read the next batch: its shapes, if there was one, or None if this rank needs none."""
         reader = self.readers[name]
         return reader.fetch() if reader else None
 

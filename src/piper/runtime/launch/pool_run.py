@@ -9,11 +9,12 @@ from torch import Tensor
 
 from piper.bodies.files.registrations import registering_modules
 from piper.errors import RunError
+from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
-from piper.runtime.launch.shares import rows_of
+from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.worker.worker import Worker
 
 
@@ -101,19 +102,24 @@ class PoolRun:
         self.ranks[name] = [bind(plan, rank) for rank in self.pool.ranks]
 
     def step(
-        self, leaves: Mapping[str, Tensor] | None, *, trace: str | None = None
+        self,
+        leaves: Mapping[str, Tensor] | None,
+        *,
+        role: str = "train",
+        trace: str | None = None,
     ) -> list[dict[str, float]]:
         """Train on leaves of the global batch, or on None: what the ranks have read themselves. With
         `trace`, a folder gets what torch's profiler saw on each rank."""
         options, self._set = self._set, []
-        return self._call("step", self._steps("train", leaves, options=options, trace=trace))
+        more = {"options": options, "trace": trace, "reader": "train"}
+        return self._call("step", self._steps(role, leaves, **more))
 
     def evaluate(
-        self, plan: Plan, bodies: Mapping[str, str], leaves: Mapping[str, Tensor] | None
+        self, leaves: Mapping[str, Tensor] | None, *, role: str = "eval"
     ) -> list[dict[str, float]]:
-        """Run an evaluation of the plan on its live parameters."""
-        self.load(plan, bodies, "eval")
-        return self._call("step", self._steps("eval", leaves, options=[], trace=None))
+        """Run an evaluation, which is loaded, on live parameters."""
+        more: dict[str, Any] = {"options": [], "trace": None, "reader": "eval"}
+        return self._call("step", self._steps(role, leaves, **more))
 
     def _steps(
         self, name: str, leaves: Mapping[str, Tensor] | None, **more: Any
@@ -124,7 +130,7 @@ class PoolRun:
             mine: dict[str, Tensor] | None = None
             if leaves is not None:
                 used = {slot.source for slot in me.slots if slot.kind == "batch"}
-                rows = rows_of(self.plan, leaves, me.data_rank)
+                rows = rows_of(self.plans[name], leaves, me.data_rank)
                 mine = {key: leaf for key, leaf in rows.items() if key in used}
                 if self.pool.sends:  # a view would be sent with the memory of the whole batch
                     mine = {key: leaf.clone() for key, leaf in mine.items()}
@@ -152,13 +158,14 @@ class PoolRun:
         self._data[name] = place_of(function)
         self.call("read", payload)
 
-    def fetch(self, name: str = "train") -> bool:
-        """Have every rank read its next batch; False if the data has ended, for all of them."""
+    def fetch(self, name: str = "train") -> Shapes:
+        """Have every rank read its next batch: the shapes of the global one; nothing if the data has
+        ended, for all of them."""
         answers = self.call("fetch", name)
-        ended = [rank for rank, has in enumerate(answers) if has is False]
-        more = [rank for rank, has in enumerate(answers) if has]
-        check_ends(more, ended)
-        return bool(more)
+        ended = [rank for rank, shapes in enumerate(answers) if shapes == ()]
+        more = {rank: shapes for rank, shapes in enumerate(answers) if shapes}
+        check_ends(list(more), ended)
+        return agreed_shapes(more) if more else ()
 
     def describe(self) -> list[dict[str, str]]:
         return self.call("describe")

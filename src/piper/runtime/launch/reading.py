@@ -14,8 +14,9 @@ from torch import Tensor
 
 from piper.errors import RunError, Source
 from piper.files import PREFIX, module_of
+from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan
-from piper.runtime.launch.shares import Share, checked_leaves
+from piper.runtime.launch.shares import Share, checked_leaves, shapes_of
 
 Data = Callable[[Share], Iterable[Any]]
 _LEGAL = (
@@ -77,21 +78,21 @@ class Reader:
         self._batches = iter(function(share))
         self._next: dict[str, Tensor] | None = None
 
-    def fetch(self) -> bool:
-        """Read the next batch; False if there is none."""
+    def fetch(self) -> Shapes:
+        """Read the next batch: the shapes of the global one; nothing if there is none."""
         try:
             batch = next(self._batches)
         except StopIteration:
-            return False
+            return ()
         self.number += 1
         try:
-            self._next = checked_leaves(self.plan, batch, parts=self.share.num_ranks)
+            self._next = checked_leaves(self.plan, batch)
         except RunError as error:
             raise RunError(
                 f"batch {self.number} of data rank {self.share.rank}: {error.message}",
                 legal=error.legal,
             ) from None
-        return True
+        return shapes_of(self.plan, self._next, parts=self.share.num_ranks)
 
     def take(self) -> dict[str, Tensor]:
         """The batch that was read last."""

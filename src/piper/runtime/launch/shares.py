@@ -12,6 +12,7 @@ from torch import Tensor
 
 from piper.bodies.leaves import batch_constants, batch_leaves
 from piper.errors import RunError
+from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.types import Plan
 
 if TYPE_CHECKING:
@@ -38,21 +39,27 @@ def rows_of(plan: Plan, leaves: Mapping[str, Tensor], data_rank: int) -> Mapping
     return share_of(plan, leaves, data_rank) if whole else leaves
 
 
-def checked_leaves(plan: Plan, batch: Any, *, parts: int = 1) -> dict[str, Tensor]:
-    """The tensors of a batch, or of one of its `parts`, if they are like those of the example batch."""
+def checked_leaves(plan: Plan, batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch, if they are like those of the example batch but for their sizes."""
     leaves = batch_leaves(batch)
+    rows: dict[str, int] = {}
     for name, wanted in plan.batch.items():
         if name not in leaves:
             raise RunError(f"the batch has no {name}", legal=", ".join(plan.batch))
-        leaf, shape = leaves[name], (wanted.shape[0] // parts, *wanted.shape[1:])
+        leaf = leaves[name]
         dtype = str(leaf.dtype).removeprefix("torch.")
         cast = wanted.dtype == "bfloat16" and leaf.is_floating_point()
-        if tuple(leaf.shape) != shape or (dtype != wanted.dtype and not cast):
-            part = f", one of {parts} shares of the example batch" if parts > 1 else ""
+        if leaf.dim() != len(wanted.shape) or (dtype != wanted.dtype and not cast):
             raise RunError(
                 f"{name} is {dtype}{list(leaf.shape)}",
-                legal=f"{wanted.dtype}{list(shape)}{part or ', as in the example batch'}",
+                legal=f"{wanted.dtype}{list(wanted.shape)} as in the example batch, or other sizes",
             )
+        rows[name] = leaf.shape[0]
+    if len(set(rows.values())) > 1:
+        raise RunError(
+            "the tensors of the batch differ in their number of samples",
+            details=[f"{name}: {num}" for name, num in rows.items()],
+        )
     given, traced = batch_constants(batch), plan.batch_constants
     if given != traced:
         name = next(n for n in (*traced, *given) if given.get(n) != traced.get(n))
@@ -62,6 +69,25 @@ def checked_leaves(plan: Plan, batch: Any, *, parts: int = 1) -> dict[str, Tenso
             legal="what changes from step to step as a tensor",
         )
     return leaves
+
+
+def shapes_of(plan: Plan, leaves: Mapping[str, Tensor], *, parts: int = 1) -> Shapes:
+    """Of the global batch that these are the leaves of, or those of one of its `parts`."""
+    shapes = ((name, leaves[name].shape) for name in plan.batch)
+    return tuple((name, (rows * parts, *sizes)) for name, (rows, *sizes) in shapes)
+
+
+def agreed_shapes(by_rank: Mapping[int, Shapes]) -> Shapes:
+    """Of a global batch, by the shares of it that ranks have read."""
+    first, *others = by_rank
+    for rank in others:
+        if by_rank[rank] != by_rank[first]:
+            raise RunError(
+                "the shares of a batch differ in their shape",
+                details=[f"rank {r}: of {shapes_text(by_rank[r])}" for r in (first, rank)],
+                legal="shares of as many rows, padded to one length over all data ranks",
+            )
+    return by_rank[first]
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ import torch
 import torch.distributed as dist
 
 from piper.errors import RunError
+from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan
-from piper.runtime.failure.board import Board, Where, where
+from piper.runtime.failure.board import NOTHING, Board, Where, where
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.failure.rollcall import Rollcall
 from piper.runtime.launch.devices import devices_of
 from piper.runtime.launch.member import Member, join, leave, told
 from piper.runtime.launch.pool import Reading
+from piper.runtime.launch.shares import agreed_shapes
 from piper.runtime.order.host_order import PeerError
 
 START_SECONDS = 300
@@ -106,6 +108,18 @@ class TorchrunPool:
         except RuntimeError as error:
             self._fail(PeerError("fetch", str(error)), "fetch")
         return [int(one) for one in found]
+
+    def shapes(self, mine: Shapes, known: Sequence[Shapes]) -> Shapes:
+        """Of the global batch, by the ranks that have one: one of those that all ranks know, or new."""
+        if self.num_ranks == 1 and mine:
+            return mine
+        number = known.index(mine) if mine in known else len(known)
+        found = {n for n in self.agree(number if mine else NOTHING) if n != NOTHING}
+        if found < {len(known)} or (len(found) == 1 and found != {len(known)}):
+            return known[min(found, default=0)]
+        every: list[Shapes] = [()] * self.num_ranks
+        dist.all_gather_object(every, mine)
+        return agreed_shapes({rank: shapes for rank, shapes in enumerate(every) if shapes})
 
     @contextlib.contextmanager
     def waiting_for(self, data: str) -> Iterator[None]:

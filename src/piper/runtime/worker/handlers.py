@@ -108,14 +108,7 @@ def _norm(worker: Worker, task: Norm) -> Start:
 def _update(worker: Worker, task: Update) -> Start:
     slots, bucket = worker.slots, worker.plan.buckets[task.bucket]
     stepped = [slots[i] for i in task.stepped]
-    updater = Updater(
-        worker.plan.param_groups,
-        stepped,
-        [worker.wide_of(i) for i in task.stepped],
-        _pieces(worker, task, bucket, stepped),
-    )
-    if worker.plan.ema is not None:
-        updater.keep_averages(worker.plan.ema)
+    updater = worker.updaters.get(task.bucket) or _updater(worker, task, bucket, stepped)
     worker.updaters[task.bucket] = updater
     flat = slots[task.gradient]
     grads = updater.grads_of([flat] if bucket.over else views(flat, parts_of(bucket)))
@@ -137,6 +130,18 @@ def _update(worker: Worker, task: Update) -> Start:
             updater.average()
 
     return start
+
+
+def _updater(worker: Worker, task: Update, bucket: Bucket, stepped: list[Any]) -> Updater:
+    updater = Updater(
+        worker.plan.param_groups,
+        stepped,
+        [worker.wide_of(i) for i in task.stepped],
+        _pieces(worker, task, bucket, stepped),
+    )
+    if worker.plan.ema is not None:
+        updater.keep_averages(worker.plan.ema)
+    return updater
 
 
 def _pieces(worker: Worker, task: Update, bucket: Bucket, stepped: list[Any]) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +11,20 @@ from piper.plan.keys import indexes_in, key_of
 from piper.plan.types import Plan, RankPlan
 
 
-class Keys:
-    """Fills the slots of kind `key`; `step` counts the steps that have begun."""
+@dataclass
+class Steps:
+    """How many have begun, of all plans that train the same parameters."""
 
-    def __init__(self, plan: Plan, me: RankPlan, device: torch.device) -> None:
+    begun: int = 0
+
+
+class Keys:
+    """Fills the slots of kind `key`, by the number of the step."""
+
+    def __init__(self, plan: Plan, me: RankPlan, device: torch.device, steps: Steps) -> None:
         self.seed = plan.seed
         self.device = device
-        self.step = 0
+        self.steps = steps
         first = me.data_rank * plan.num_microbatches  # global microbatches of this rank start here
         self.slots = [
             (number, indexes_in(slot.source), first + slot.microbatch)
@@ -28,7 +36,7 @@ class Keys:
         """Begin a step: all keys in one copy to the device."""
         if self.slots:
             numbers = [
-                key_of(self.seed, step=self.step, index=index, microbatch=microbatch)
+                key_of(self.seed, step=self.steps.begun, index=index, microbatch=microbatch)
                 for _, indexes, microbatch in self.slots
                 for index in indexes
             ]
@@ -36,4 +44,4 @@ class Keys:
             sizes = [len(indexes) for _, indexes, _ in self.slots]
             for (number, _, _), part in zip(self.slots, keys.split(sizes), strict=True):
                 slots[number] = part
-        self.step += 1
+        self.steps.begun += 1

@@ -25,7 +25,7 @@ from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
 from piper.runtime.worker.handlers import Start, check_count, prepare
-from piper.runtime.worker.key_slots import Keys
+from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import elements_of, initial_value
 
@@ -36,6 +36,8 @@ class Worker:
     `slots` holds every tensor; a task is started, finished (if it communicates) and then releases
     what it frees. `step` does so in the order of the device; the loopback engine in any order that
     the plan's streams and waits allow. `cells` is where the worker says how far it is.
+    A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
+    optimizers and steps, too.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class Worker:
             if slot.base >= 0:
                 self._parts[slot.base].append(index)
         self.pooled: dict[int, Tensor] = {}  # slot -> its shape of a buffer that it shares
-        self.updaters: dict[int, Updater] = {}  # per bucket
-        self.keys = Keys(plan, self.me, self.device)
+        trained = shares if plan.train else None
+        self.updaters: dict[int, Updater] = trained.updaters if trained else {}  # per bucket
+        self.steps: Steps = trained.steps if trained else Steps()
+        self.keys = Keys(plan, self.me, self.device, self.steps)
         self._targets = [  # per task, what it fills if it communicates
             (t.target,) if isinstance(t, Comm) and t.facts.leaves else () for t in self.me.tasks
         ]
@@ -76,7 +80,7 @@ class Worker:
             self._fill_model(bodies)
         else:
             self._share_model(shares, bodies)
-        self._fill_constants()
+        self._fill_constants(trained)
         self.functions = body_functions(self.me, bodies, device=device, compile=compile)
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
         self._wide.clear()
@@ -141,7 +145,7 @@ class Worker:
                     raise RunError(
                         f"rank {self.me.rank}: {slot.name} is {slot.dtype}{list(slot.shape)}, but "
                         "the worker it is shared with has none",
-                        legal="a plan and its own evaluation",
+                        legal="a plan, its own evaluation and those for batches of other shapes",
                     )
                 self._set(index, other.slots[known])
 
@@ -152,13 +156,21 @@ class Worker:
         pieces = tuple((h.what, h.tensor, h.box, h.first, h.last, h.offset) for h in held)
         return (slot.kind, slot.shape, slot.dtype, pieces)
 
-    def _fill_constants(self) -> None:
+    def _fill_constants(self, trained: Worker | None) -> None:
+        theirs = trained._gradients if trained else {}
         for index, slot in enumerate(self.me.slots):
             if slot.kind == "grad":
-                self._set(index, self._empty(slot).zero_())
+                known = theirs.get(self.content(index))
+                self._set(index, self._empty(slot).zero_() if known is None else known)
             elif slot.kind == "constant":
                 self._set(index, self._empty(slot).fill_(float(slot.source)))
         self.pooled = pooled_tensors(self.me.slots, self.device)
+
+    @property
+    def _gradients(self) -> dict[tuple[object, ...], Tensor]:
+        """By their content."""
+        slots = enumerate(self.me.slots)
+        return {self.content(i): self.slots[i] for i, s in slots if s.kind == "grad"}
 
     def _set(self, index: int, tensor: Any) -> None:
         """Fill a slot, and those that show a part of it."""
@@ -194,7 +206,7 @@ class Worker:
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
         """One training step; the loss and count of the whole batch."""
-        self.cells[STEP] = self.keys.step + 1
+        self.cells[STEP] = self.steps.begun + 1
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()

@@ -1,0 +1,72 @@
+"""ShapedPlans: a job and the shapes of a batch in, the plan for such batches out, compiled once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from piper.errors import RunError
+from piper.ir.tensor_type import Shapes, shapes_text
+from piper.plan.types import Plan
+
+if TYPE_CHECKING:
+    from piper.api.job import Job
+
+SHAPES = 8  # of how many shapes batches may be, unless the user says
+Purpose = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class ShapedPlan:
+    """A plan and its bodies; `role` is what the ranks call it, `seconds` what it took to compile."""
+
+    role: str
+    plan: Plan
+    bodies: Mapping[str, str]
+    seconds: float
+
+
+class ShapedPlans:
+    """All plans of a run: for training and for evaluation, one per shape of batches, at most `limit`."""
+
+    def __init__(self, job: Job, limit: int = SHAPES) -> None:
+        self.job = job
+        self.limit = limit
+        self.shapes = [job.plan.batch_shapes]  # in the order in which they came
+        self._plans: dict[tuple[Purpose, Shapes], ShapedPlan] = {}
+
+    def of(self, purpose: Purpose, shapes: Shapes) -> ShapedPlan:
+        """The plan for batches of these shapes."""
+        if (purpose, shapes) not in self._plans:
+            if shapes not in self.shapes:
+                self._check(shapes)
+            begin = time.perf_counter()
+            job = self.job.shaped(shapes, training=purpose == "train")
+            seconds = time.perf_counter() - begin
+            if shapes not in self.shapes:
+                self.shapes.append(shapes)
+            number = self.shapes.index(shapes)
+            role = f"{purpose} {number + 1}" if number else purpose
+            self._plans[purpose, shapes] = ShapedPlan(role, job.plan, job.bodies, seconds)
+        return self._plans[purpose, shapes]
+
+    def _check(self, shapes: Shapes) -> None:
+        plan = self.job.plan
+        (_, (rows, *_)), *_ = shapes
+        pieces = plan.num_data_ranks * plan.num_microbatches
+        if rows % pieces or not rows:
+            raise RunError(
+                f"a batch of {rows} samples does not divide into {plan.num_data_ranks} data ranks x "
+                f"{plan.num_microbatches} microbatches",
+                legal=f"a multiple of {pieces}; a DataLoader with drop_last=True has no smaller batch",
+            )
+        if len(self.shapes) == self.limit:
+            known = [shapes_text(known) for known in self.shapes]
+            raise RunError(
+                f"a batch of {shapes_text(shapes)}: of another shape than the {self.limit} so far, "
+                "and a plan is compiled for each",
+                details=known,
+                legal="batches padded to a few lengths, or launch(..., shapes=N)",
+            )
