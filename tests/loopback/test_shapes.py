@@ -122,6 +122,17 @@ def _slots(worker: Any) -> list[tuple[Any, Tensor]]:
     return list(zip(worker.me.slots, worker.slots, strict=True))
 
 
+def test_plans_are_compiled_alike_where_the_user_wants_no_gradients() -> None:
+    job, batches = _job("pp2"), ragged.batches()[:2]
+    with job.launch("loopback") as run, torch.no_grad():
+        losses = [run.step(batch).loss for batch in batches * 2]
+        evaluated = run.evaluate(batches[1]).loss
+    with job.launch("loopback") as run:
+        assert [run.step(batch).loss for batch in batches * 2] == losses
+        assert run.evaluate(batches[1]).loss == evaluated
+    assert losses[3] != losses[1]
+
+
 def test_rows_that_do_not_divide_are_refused_with_those_that_do() -> None:
     with _job("pp2 dp2 zero 2").launch("loopback") as run:
         loss = run.step(ragged.batch(8, 6, 0)).loss

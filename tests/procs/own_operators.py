@@ -42,3 +42,34 @@ def _thrice_backward(context: Any, grad: Tensor) -> Tensor:
 
 
 torch.library.register_autograd("own::thrice", _thrice_backward)
+
+
+@torch.library.custom_op("own::scaled", mutates_args=())
+def scaled(x: Tensor, weight: Tensor) -> Tensor:
+    return x * weight
+
+
+@scaled.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("own::scaled_backward", mutates_args=())
+def scaled_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return grad * weight, (grad * x).sum(0)
+
+
+@scaled_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _scaled_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return scaled_backward(grad, *ctx.saved_tensors)
+
+
+scaled.register_autograd(_scaled_gradients, setup_context=_keep)

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
 from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
+from piper.compiler.loss_warnings import warn_of_loss
 from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
-from piper.compiler.sum_warning import warn_of_sum
 from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
 from piper.errors import PlanError, TraceError
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.frontend.capture.capture import Step
+from piper.frontend.capture.counted import CountedStep
 from piper.frontend.cut.stage_choice import StageCut
 from piper.ir.form.byte_sizes import parse_size
 from piper.ir.form.graph_diff import graph_diff
@@ -39,18 +40,30 @@ if TYPE_CHECKING:
 
 Strategy = Callable[[Schedule], None]
 _WITH_MODEL = "piper.load_program(path, make_model, example_batch, step)"
+MEANS = ("microbatch", "batch")  # what a mean loss is the mean of
 _SGD = Optimizer("SGD", {"lr": 0.1})
 _PRECISIONS = {None: "", "fp32": "", "bf16": "bfloat16"}  # what a model computes in
 
 
 def trace(
-    make_model: Callable[[], nn.Module], example_batch: Any, step: Step, *, stages: str = "PP"
+    make_model: Callable[[], nn.Module],
+    example_batch: Any,
+    step: Step,
+    *,
+    stages: str = "PP",
+    mean: str = "microbatch",
 ) -> Program:
     """Capture one training step of a model, without memory for its weights.
 
     `example_batch` is a global batch; `step(model, batch)` returns a mean loss, or (sum, count).
-    Untagged code joins a region of the tag `stages`.
+    Untagged code joins a region of the tag `stages`. A mean loss is that of each microbatch, averaged;
+    with `mean="batch"`, where it is a mean of `F.cross_entropy`, it is that of the whole batch, over all
+    of its targets that are not `ignore_index`.
     """
+    if mean not in MEANS:
+        raise TraceError(f"mean={mean!r}", legal=" or ".join(f'"{each}"' for each in MEANS))
+    if mean == "batch":
+        step = CountedStep(step)
     source = Source(make_model, example_batch, step, stages=stages)
     with no_collections():
         graph = source.graph()
@@ -65,6 +78,7 @@ def load_program(
     step: Step | None = None,
     *,
     stages: str = "PP",
+    mean: str = "microbatch",
 ) -> Program:
     """The program that `Program.save` wrote.
 
@@ -77,7 +91,7 @@ def load_program(
         if make_model is not None or step is not None:
             raise PlanError("a model goes with its step", legal=_WITH_MODEL)
         return Program(None, saved.graph, saved.history)
-    program = trace(make_model, example_batch, step, stages=stages)
+    program = trace(make_model, example_batch, step, stages=stages, mean=mean)
     program = program.apply(saved.history) if saved.history else program
     difference = graph_diff(saved.graph, program.graph).splitlines()
     if difference:
@@ -218,7 +232,7 @@ class Program:
             chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit
         )
         lowered = lower(self._scheduled, settings)
-        warn_of_sum(lowered.source, lowered.plan)
+        warn_of_loss(lowered.source, lowered.plan)
         return Job.of(lowered, partial(self._variant, settings, lowered.buckets))
 
     def _variant(

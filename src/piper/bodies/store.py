@@ -29,6 +29,7 @@ class BodyStore:
         self.texts: dict[str, str] = {}
         self._made: dict[tuple[Any, ...], ChunkBodies] = {}
 
+    @torch.enable_grad()
     def chunk(
         self,
         code: ChunkCode,

@@ -14,7 +14,7 @@ from piper.errors import FileError, did_you_mean
 from piper.files import module_of
 
 _DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute")
-STRATEGY_OPTIONS = ("strategy", *_DEGREES)
+STRATEGY_OPTIONS = ("strategy", "mean", *_DEGREES)
 
 
 def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") -> None:
@@ -49,6 +49,11 @@ def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") ->
         "--recompute",
         choices=("nothing", "expensive"),
         help="what to keep for backwards; all else is computed again",
+    )
+    parser.add_argument(
+        "--mean",
+        choices=("microbatch", "batch"),
+        help="batch: a mean loss is over all targets of the batch that are not ignore_index",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -144,6 +149,6 @@ def trace_file(
 
     make_model = doubled_model(module.model) if double else module.model
     batch = doubled(module.batch()) if double else module.batch()
-    program = piper.trace(make_model, batch, module.step)
+    program = piper.trace(make_model, batch, module.step, mean=arguments.mean or "microbatch")
     strategy = chosen_strategy(arguments, module) or default
     return program.apply(strategy) if strategy else program

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
@@ -105,8 +106,7 @@ class Errors:
 def train_one_device(
     job: Job, batches: Sequence[Any], *, nudge: Callable[[Tensor], Tensor] | None = None
 ) -> Trained:
-    """Train the user's untouched module on the global microbatches, one after the other: the first of
-    every data rank, then the second, which is the order in which a plan changes buffers.
+    """Train the user's untouched module on the global microbatches, one after the other.
 
     Random operations of the step draw from the keys that the plan uses. What the user's optimizer leaves
     out has no part in the norm. It starts from the job's initial weights, or from what `nudge` makes of
@@ -125,18 +125,13 @@ def train_one_device(
     stepped = {id(param) for group in groups for param in group["params"]}
     params = {name: param for name, param in params.items() if id(param) in stepped}
     pieces = plan.num_data_ranks * plan.num_microbatches
-    order = [
-        rank * plan.num_microbatches + microbatch
-        for microbatch in range(plan.num_microbatches)
-        for rank in range(plan.num_data_ranks)
-    ]
     run = eager_step(job, model)
     losses, gradients = [], []
     for step, batch in enumerate(batches):
         total = count = 0.0
-        for piece in order:
+        for piece in _order(plan):
             rows = _rows(batch, piece, pieces)
-            with own_experts(model):
+            with own_experts(model), flex_on_cpu():
                 result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
@@ -165,6 +160,15 @@ def train(run: Run, batches: Sequence[Any]) -> Trained:
         losses.append(run.step(batch).loss)
         gradients.append({name: grad.clone() for name, grad in run.gradients().items()})
     return Trained(losses, gradients, run.parameters() | _changed(run.plan, run.buffers()))
+
+
+def _order(plan: Plan) -> list[int]:
+    """The global microbatches as they lie in the batch or, where they change buffers, as a plan does:
+    the first of every data rank, then the second."""
+    ranks, microbatches = range(plan.num_data_ranks), range(plan.num_microbatches)
+    if not any(tensor.changes for tensor in plan.tensors.values()):
+        return [rank * len(microbatches) + m for rank in ranks for m in microbatches]
+    return [rank * len(microbatches) + m for m in microbatches for rank in ranks]
 
 
 def _changed(plan: Plan, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

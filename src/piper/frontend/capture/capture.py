@@ -19,6 +19,7 @@ from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from piper.bodies.closed_operator import steps_of
+from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Source, TraceError
@@ -33,8 +34,10 @@ from piper.frontend.capture.autocast_marks import mark_casts
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
 from piper.frontend.capture.checkpointed_code import inline_checkpoints
+from piper.frontend.capture.counted import CountedStep, count_targets, uncounted
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
+from piper.frontend.capture.flex_attention import lower_flex_attention
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.inner_graphs import close_operators, inner_graphs
@@ -150,6 +153,7 @@ class Recording:
         return types
 
 
+@torch.enable_grad()  # a run may compile where its user evaluates, under no_grad
 def record(
     make_model: Callable[[], nn.Module],
     batch: Any,
@@ -216,17 +220,21 @@ def record(
         grouped_experts(model),
         certain_layers(model),
         fixed_shapes(),
+        flex_on_cpu(),
         tracing_settings(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
-        module = dynamo_graph_capture_for_export(_Whole(model, traced_step))(fake_batch)
+        counted = isinstance(traced_step, CountedStep)
+        whole = _Whole(model, uncounted(traced_step))
+        module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    refuse_transforms(graph)
     inline_checkpoints(graph, module)
+    flat = lower_flex_attention(graph, flat)
+    refuse_transforms(graph)
     for inner in inner_graphs(module):
         refuse_transforms(inner)
         _refuse_data_dependent(inner)
@@ -236,6 +244,8 @@ def record(
     store_replacements(graph)
     if isinstance(step, LiftedStep):
         lift(graph)
+    if counted:
+        count_targets(graph)
     mark_casts(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
@@ -260,6 +270,7 @@ def record(
     )
 
 
+@torch.enable_grad()
 def finish(recording: Recording, rows: int) -> Capture:
     """The recorded step for batches of `rows` samples, with all that is known of its nodes."""
     open_rows = recording.rows is not None

@@ -11,7 +11,7 @@ from piper.bodies.closed_operator import bare, close
 from piper.errors import TraceError
 from piper.frontend.capture.captured_nodes import callee, source_of
 
-_CLOSED = ("autograd_function_apply",)
+_CLOSED = ("autograd_function_apply", "flex_attention")
 
 
 def inner_graphs(module: nn.Module) -> Iterator[fx.Graph]:

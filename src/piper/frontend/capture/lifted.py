@@ -80,10 +80,17 @@ def _may_be_narrow(node: fx.Node, value: Tensor) -> bool:
     return not floating or any(dtype in WIDE for dtype in floating)
 
 
-def _widened(arguments: Any) -> Any:
-    return fx.node.map_aggregate(
-        arguments, lambda a: WIDE.get(a, a) if isinstance(a, torch.dtype) else a
-    )
+def _widened(argument: Any) -> Any:
+    """The same arguments with wide dtypes, in words that every Dynamo can trace."""
+    if isinstance(argument, torch.dtype):
+        return WIDE.get(argument, argument)
+    if type(argument) is tuple:
+        return tuple([_widened(part) for part in argument])
+    if type(argument) is list:
+        return [_widened(part) for part in argument]
+    if isinstance(argument, dict):
+        return {name: _widened(part) for name, part in argument.items()}
+    return argument
 
 
 class _Lifting(TorchFunctionMode):

@@ -38,10 +38,11 @@ class TracedEffects:
 
     def note(self, variable: Any) -> None:
         """Where an object of the user's is changed."""
-        if variable.source is not None and variable.source.name not in self.lines:
+        name = _name(variable)
+        if name and name not in self.lines:
             line = _line()
             if line is not None:
-                self.lines[variable.source.name] = line
+                self.lines[name] = line
 
     def changed(self, name: str) -> bool:
         """Whether an object is another one after the step; one that was set back is not."""
@@ -105,9 +106,10 @@ def watching_side_effects() -> Iterator[TracedEffects]:
 
     def watched_mutation(self: SideEffects, var: Any) -> None:
         effects.note(var)
-        if var.source is not None:
-            effects.mutated.add(var.source.name)
-        if var.source is not None and _TENSORS.search(var.source.name):
+        name = _name(var)
+        if name:
+            effects.mutated.add(name)
+        if _TENSORS.search(name):
             effects.written.append((var, _line()))
         mutation(self, var)
 
@@ -115,8 +117,8 @@ def watching_side_effects() -> Iterator[TracedEffects]:
         self: SideEffects, item: Any, name: str, value: Any, *args: Any, **kwargs: Any
     ) -> None:
         effects.note(item)
-        if item.source is not None:
-            effects.stored[item.source.name][name] = item, value
+        if changed := _name(item):
+            effects.stored[changed][name] = item, value
         store_attr(self, item, name, value, *args, **kwargs)
 
     def watched_hook(self: SideEffects, tensor: Any, hook: Any, handle: Any, name: str) -> None:
@@ -129,6 +131,15 @@ def watching_side_effects() -> Iterator[TracedEffects]:
         patch.object(SideEffects, "register_hook", watched_hook),
     ):
         yield effects
+
+
+def _name(variable: Any) -> str:
+    """Dynamo's name of an object that was there before the step; none for what is torch's own, such as
+    the stack of modes."""
+    try:
+        return str(variable.source.name) if variable.source is not None else ""
+    except NotImplementedError:
+        return ""
 
 
 def _line() -> Source | None:
