@@ -22,8 +22,10 @@ def planted(
     *,
     factor: float = 1 + 1e-6,
     added: float = 0.0,
+    elements: slice = slice(None),
 ) -> Iterator[None]:
-    """While runs are made and stepped; `added` comes on top of every element."""
+    """While runs are made and stepped; `added` comes on top of every element. Of a tensor that is
+    nowhere cut, only these `elements`."""
     if what == "loss":
         step = Run.step
 
@@ -44,7 +46,8 @@ def planted(
                 for held in held_in(worker.plan, worker.me, slot):
                     if held.tensor == name:
                         last = held.offset + held.last - held.first
-                        worker.slots[slot].view(-1)[held.offset : last].mul_(factor).add_(added)
+                        values = worker.slots[slot].view(-1)[held.offset : last]
+                        values[elements].mul_(factor).add_(added)
 
         def run() -> Any:
             if what == "gradient":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -81,7 +81,7 @@ def test_islands_are_named_and_lifted() -> None:
     assert verdict.as_written is not None
     errors = verdict.as_written.errors
     assert errors.bounds.gradient == 8 * EPS
-    assert 1e-10 < errors.loss <= 8 * EPS  # float32 numbers, added up in another order
+    assert errors.loss <= 8 * EPS  # float32 numbers, added up in another order
     assert verdict.proof.errors.loss <= 1e-14
 
 
@@ -187,11 +187,15 @@ class Attention(nn.Module):
 
 
 def test_a_gradient_without_content_is_rounding_and_named() -> None:
-    errors = _verdict(Attention).proof.errors
-    assert errors.exact
+    """Other digits of rounding are no fault; whether a run has others by itself is luck."""
+    oracle = _oracle(Attention, 3)
+    with planted("gradient", "key.bias", factor=-1.0), oracle.job.launch("loopback") as run:
+        errors = oracle.errors_of(run)
+    assert errors.exact, errors
     assert {(r.name.split(" in ")[0], r.vanishing, r.explained) for r in errors.rounded} == {
         ("key.bias", WIDTH, None)
     }
+    assert {r.what for r in errors.rounded} == {"gradient", "parameter"}
 
 
 def test_a_small_gradient_is_no_rounding() -> None:
@@ -228,13 +232,16 @@ class Amplified(Attention):
 def test_rounding_that_adamw_amplifies_excuses_nobody_else() -> None:
     """A third of a bias moves by amplified rounding; the rest of it keeps the tight bound."""
     oracle = _oracle(Amplified, 3)
-    with oracle.job.launch("loopback") as run:
+    other_digits = partial(
+        planted, "gradient", "qkv.bias", factor=-1.0, elements=slice(WIDTH, 2 * WIDTH)
+    )
+    with other_digits(), oracle.job.launch("loopback") as run:
         errors = oracle.errors_of(run)
     assert errors.exact, errors
     (fused,) = [r for r in errors.rounded if (r.what, r.name) == ("parameter", "qkv.bias")]
     assert (fused.vanishing, fused.elements, fused.explained) == (WIDTH, 3 * WIDTH, None)
     assert fused.error > 1e-8
-    with planted("update", "qkv.bias"), oracle.job.launch("loopback") as run:
+    with other_digits(), planted("update", "qkv.bias"), oracle.job.launch("loopback") as run:
         errors = oracle.errors_of(run)
     assert not errors.exact and errors.worst["parameter"] == "qkv.bias"
 
@@ -255,11 +262,14 @@ class Cancelling(nn.Module):
 
 def test_a_gradient_with_much_rounding_is_bounded_and_said_to_be() -> None:
     oracle = _oracle(Cancelling, 3)
-    with oracle.job.launch("loopback") as run:
+    explained = oracle.explained()["gradient", "weight in step 0"].norm()
+    share = float(explained / oracle.reference.gradients[0]["weight"].norm())
+    assert 1e-8 < share < 1e-3
+    with planted("gradient", "weight", factor=1 + share / 8), oracle.job.launch("loopback") as run:
         errors = oracle.errors_of(run)
     assert errors.exact, errors
-    bounded = [r for r in errors.rounded if r.explained is not None]
-    assert bounded and all(r.error <= (r.explained or 0.0) < 1e-3 for r in bounded)
+    (first,) = [r for r in errors.rounded if r.name == "weight in step 0"]
+    assert first.explained == pytest.approx(share) and first.vanishing == 0
     with planted("gradient", "weight", factor=1.01), oracle.job.launch("loopback") as run:
         assert not oracle.errors_of(run).exact
 
