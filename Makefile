@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test matrix fuzz fuzz-files chaos check format docs clean
+.PHONY: demo test matrix models fuzz fuzz-files chaos check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,10 @@ test: .venv/ready
 
 matrix: .venv/ready
 	$(BIN)/python -m tests.run_matrix
+
+# Models as people have them, into docs/models.md: an hour.
+models: .venv/ready
+	$(BIN)/python -m tests.run_models
 
 # Random programs, other ones each time; a failure prints its program.
 FUZZ ?= 500

@@ -66,14 +66,14 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def _measured(run: Run) -> int:
+def measured_peak(run: Run, batch: Tensor = BATCH) -> int:
     """Of the second step, when optimizers have their state."""
-    run.step(BATCH)
+    run.step(batch)
     watch = Watch()
     [worker] = run.workers.workers  # type: ignore[attr-defined]
     watch.note([worker.slots, [list(vars(u).values()) for u in worker.updaters.values()]])
     with watch:
-        run.step(BATCH)
+        run.step(batch)
     return watch.peak
 
 
@@ -81,7 +81,7 @@ def _measured(run: Run) -> int:
 def test_the_planned_peak_is_the_measured_one(keep: Any) -> None:
     job = _job(keep)
     with job.launch("loopback") as run:
-        measured = _measured(run)
+        measured = measured_peak(run)
     [peak] = job.report.peaks
     assert measured <= peak.total <= CLOSE * measured
     assert sum(peak.by_category.values()) == peak.total

@@ -55,11 +55,9 @@ def test_complex_parameters_are_refused() -> None:
 
 def test_operators_with_code_inside_are_refused() -> None:
     def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
-        from torch.utils.checkpoint import checkpoint
+        return self.b(torch.cond(x.sum() > 0, self.a, self.c, (x,)))
 
-        return self.b(checkpoint(self.a, x, use_reentrant=False))
-
-    refused(two(forward), r"is not supported \(.*test_refusals.*\n.*checkpoint")
+    refused(two(forward), r"cond is not supported \(.*test_refusals.*\n.*plain operators")
 
 
 def test_orders_of_communication_that_cannot_be_are_refused() -> None:

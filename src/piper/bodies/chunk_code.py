@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.bodies.casts import casts_words
+from piper.bodies.checkpoints import region_words
 from piper.bodies.folding import Fold, FoldPart
 from piper.ir.tensor_type import TensorType
 
@@ -63,13 +65,15 @@ class ChunkCode:
 def graph_words(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> Iterator[str]:
     """A graph's code up to names, a line a node."""
     number: dict[fx.Node, str] = {}
+    casts, regions = casts_words(graph.nodes), region_words(graph.nodes)
     for node in graph.nodes:
         number[node] = f"%{len(number)}"
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _Number(number[n]))
         target = "" if node.op == "placeholder" else _identity(node.target)
         if node.op == "get_attr":
             target = repr(constant_data(constants[str(node.target)]))
-        yield f"{node.op} {target} {args!r} {kwargs!r}"
+        modes = f"{casts.get(node, '')} {regions.get(node, '')}"
+        yield f"{node.op} {target} {args!r} {kwargs!r} {modes}"
 
 
 class _Number(str):

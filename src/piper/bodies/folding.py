@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from piper.bodies.casts import CapturedRun
 from piper.ir.tensor_type import TensorType
 
 
@@ -91,7 +92,7 @@ def _call_of(part: FoldPart, device: str) -> Callable[..., Any]:
     root = torch.nn.Module()
     for name, constant in part.constants.items():
         root.register_buffer(name, constant.to(device))
-    return fx.GraphModule(root, part.graph).forward
+    return CapturedRun(root, graph=part.graph).run
 
 
 def _apart(tensor: Tensor) -> Tensor:

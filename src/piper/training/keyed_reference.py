@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from piper.api.job import Job
@@ -32,12 +35,33 @@ def eager_step(job: Job, model: nn.Module) -> Callable[[Any, int, int], Any]:
             key_of(plan.seed, step=step, index=index, microbatch=microbatch)
             for index in range(num_keys)
         ]
-        with _KeyedInOrder(torch.tensor(keys), draws) as mode:
+        with _KeyedInOrder(torch.tensor(keys), draws) as mode, _without_checkpoints():
             result = source.step(model, rows)
         mode.end()
         return result
 
     return run
+
+
+@contextlib.contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Checkpointed code runs once. Made again in a backward, it would draw without any key."""
+    checkpoint: Any = torch.utils.checkpoint
+    with (
+        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _as_it_is),
+        patch.object(checkpoint, "CheckpointFunction", _Plain),
+    ):
+        yield
+
+
+def _as_it_is(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+class _Plain:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
 
 
 class _KeyedInOrder(Keyed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from piper.bodies.chunk_code import ChunkCode
+from piper.bodies.checkpoints import CheckpointedRun
+from piper.bodies.chunk_code import ChunkCode, dtype_name
 from piper.bodies.cutting.rnn_dropout import dropout_between_layers
 from piper.bodies.operators import draws_random
 from piper.errors import TraceError
@@ -70,7 +71,7 @@ def runner(code: ChunkCode, *, device: str) -> Run:
     root = torch.nn.Module()
     for name, constant in code.constants.items():
         root.register_buffer(name, constant.to(device))
-    forward = fx.GraphModule(root, graph).forward
+    forward = CheckpointedRun(root, graph=graph).run
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         with torch.device(device):
@@ -115,6 +116,7 @@ def _boundary_fixes(code: ChunkCode, run: Run, device: str) -> list[Callable[[Te
     fixes: list[Callable[[Tensor], Tensor]] = []
     with mode:
         outputs = run(*inputs)
+    _check_dtypes(code, outputs, device)
     for index, out in enumerate(outputs):
         storage = out.untyped_storage()._cdata
         if out.is_conj() or out.is_neg():
@@ -128,6 +130,15 @@ def _boundary_fixes(code: ChunkCode, run: Run, device: str) -> list[Callable[[Te
         seen.add(storage)
         fixes.append(fix if index in code.tangents else _detached(fix))
     return fixes
+
+
+def _check_dtypes(code: ChunkCode, outputs: Sequence[Tensor], device: str) -> None:
+    for out, spec in zip(outputs, code.outputs, strict=True):
+        if (made := dtype_name(out.dtype)) != spec.dtype:
+            raise TraceError(
+                f"code gives {made} on {device} where its trace gave {spec.dtype}",
+                legal="dtypes that do not depend on the device; for autocast, lower(precision='bf16')",
+            )
 
 
 def _contiguous(tensor: Tensor) -> Tensor:

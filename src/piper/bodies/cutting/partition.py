@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from piper.bodies.chunk_code import ChunkCode, ChunkInput
 from piper.bodies.cutting.body_memory import UNSAFE_VIEWS
 from piper.bodies.cutting.joint import Joint
+from piper.bodies.cutting.made_again import MadeAgain, made_again
 from piper.plan.body_spec import Ref
 
 Recompute = Literal["", "nothing", "expensive"]  # what is kept
@@ -101,6 +102,11 @@ class _Cut:
         if recompute != "nothing":
             self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
         self._classify(nodes)
+        self.checkpoints = MadeAgain()
+        if code.tangents:
+            self.checkpoints = made_again(joint.graph, self.results, self.on_tangent, root_of)
+            again = self.checkpoints.again
+            self._twin = {n: twin for n, twin in self._twin.items() if n not in again}
 
     @staticmethod
     def _same_memory(output: fx.Node, root: fx.Node) -> bool:
@@ -180,7 +186,7 @@ class _Cut:
         if node in self._copies:
             self.saved[node] = len(self.saved)
             return True
-        if node in self.on_tangent or self._is_size(node) or self.recompute == "nothing":
+        if node in self.on_tangent or self._is_size(node) or self._is_made_again(node):
             return False
         if node in self.outputs:
             return True
@@ -188,10 +194,14 @@ class _Cut:
             return False
         if node in self._twin:
             return True
-        if self.recompute == "expensive" and not _is_expensive(node):
+        cheap = not _is_expensive(node) and node not in self.checkpoints.leaving
+        if self.recompute == "expensive" and cheap:
             return False
         self.saved[node] = len(self.saved)
         return True
+
+    def _is_made_again(self, node: fx.Node) -> bool:
+        return self.recompute == "nothing" or node in self.checkpoints.again
 
     @staticmethod
     def _is_size(node: fx.Node) -> bool:
@@ -248,14 +258,27 @@ class _Cut:
                 twin = copies[self._twin[node]]
                 copies[node] = half.graph.call_function(torch.ops.aten.view.default, (twin, shape))
                 copies[node].meta = node.meta
-        for node in self.joint.graph.nodes:
-            if node in needed and node not in copies:
-                if self._is_size(node) and (size := self._size(node, half.graph, copies)):
-                    copies[node] = size
-                else:
-                    copies[node] = half.graph.node_copy(node, copies.__getitem__)
+        results = {*(self.grads[i] for i in wanted), *keeping}
+        for node in nodes:
+            if node in needed and (node in self.on_tangent or node in results):
+                self._emit(node, half.graph, copies)
         self._emit_grads(half, copies, wanted, keeping)
         return half
+
+    def _emit(self, wanted: fx.Node, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+        """Copy a node. What it needs and the backward makes again comes right before it, so that one
+        layer's is dropped before the next one's is made."""
+        stack = [wanted]
+        while stack:
+            node = stack[-1]
+            if node in copies:
+                stack.pop()
+            elif self._is_size(node) and (size := self._size(node, graph, copies)):
+                copies[node] = size
+            elif missing := [arg for arg in node.all_input_nodes if arg not in copies]:
+                stack += reversed(missing)
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
 
     def _given(self, node: fx.Node) -> Ref | None:
         if node in self.inputs:
@@ -264,7 +287,7 @@ class _Cut:
             return Ref("saved", self.saved[node])
         if node in self._keep and node in self.kept:
             return Ref("kept", self.kept[node])
-        if self.recompute == "nothing":
+        if self._is_made_again(node):
             return None
         node = self._twin.get(node, node)
         if node in self.outputs and node not in self.on_tangent and not self._is_size(node):

@@ -30,8 +30,10 @@ from piper.frontend.capture.any_rows import (
     leave_rows_open,
     without_row_inputs,
 )
+from piper.frontend.capture.autocast_marks import mark_casts
 from piper.frontend.capture.building import building, cast_parameters
 from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
+from piper.frontend.capture.checkpointed_code import inline_checkpoints
 from piper.frontend.capture.counted import CountedStep, count_targets, uncounted
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
@@ -86,7 +88,6 @@ class Capture:
 
 _REFUSALS = (exc.TorchDynamoException, exc.UserError)
 _MODES = {
-    "_enter_autocast": ("autocast", "cast the model, or its inputs, to the dtype you want"),
     "_enter_inference_mode": ("inference_mode", "torch.no_grad()"),
 }
 
@@ -231,6 +232,7 @@ def record(
     warn_of_side_effects(said, effects)
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    inline_checkpoints(graph, module)
     flat = lower_flex_attention(graph, flat)
     refuse_transforms(graph)
     for inner in inner_graphs(module):
@@ -244,6 +246,7 @@ def record(
         lift(graph)
     if counted:
         count_targets(graph)
+    mark_casts(graph)
     _remove_grad_modes(graph)
     _refuse_data_dependent(graph)
     separate_statistics(graph)

@@ -31,7 +31,8 @@ def close_operators(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
         for word in str(node.target).split("."):
             value = getattr(value, word)
         if isinstance(value, Tensor):
-            constants[str(node.target)] = value
+            node.target = str(node.target).replace(".", "_")  # of code in a checkpoint
+            constants[node.target] = value
         elif isinstance(value, fx.GraphModule) and all(callee(n) in _CLOSED for n in node.users):
             code = fx.Graph()
             code.output(code.graph_copy(value.graph, {}))
@@ -40,8 +41,7 @@ def close_operators(graph: fx.Graph, module: nn.Module) -> dict[str, Tensor]:
             user = next(iter(node.users), node)
             raise TraceError(
                 f"{callee(user)} is not supported ({source_of(user)})",
-                legal="plain operators and autograd.Function: no torch.utils.checkpoint, no "
-                "control-flow operators",
+                legal="plain operators and autograd.Function: no control-flow operators",
             )
     for user in [n for n in graph.nodes if any(arg in inner for arg in n.all_input_nodes)]:
         close(graph, user, inner)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from piper.bodies.casts import CapturedRun, casting, noting_cast_weights
 from piper.bodies.closed_operator import ClosedOperator
 from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
@@ -87,7 +88,7 @@ def interpret(
     return graph, copies, run.facts
 
 
-class _Run(fx.Interpreter):
+class _Run(CapturedRun):
     def __init__(self, module: torch.nn.Module, graph: fx.Graph, keep_values: bool) -> None:
         super().__init__(module, garbage_collect_values=False, graph=graph)
         self.keep_values = keep_values
@@ -106,7 +107,7 @@ class _Run(fx.Interpreter):
         versions = [t._version for t in given]
         lay = [_memory(t) for t in given]  # set_ gives a tensor other memory
         unseen = self._unseen_changes(n, given)
-        with RandomWatch() as watch:
+        with noting_cast_weights(n, self.env), RandomWatch() as watch:
             try:
                 result = super().run_node(n)
             except Exception as error:
@@ -165,7 +166,8 @@ class _Run(fx.Interpreter):
         if not norm and not any(_memory(tensor) in self.of_inputs for tensor in given):
             return []
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        return [_memory(tensor) for tensor in self.unseen.changed(node, args, kwargs)]
+        with casting(node):
+            return [_memory(tensor) for tensor in self.unseen.changed(node, args, kwargs)]
 
     def move(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> None:
         """Make what was seen of nodes known of their copies in another graph."""

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from torch import fx
 
+from piper.bodies.casts import CAST_WEIGHTS
 from piper.bodies.random.keyed import has_keyed_form, keyed
 from piper.errors import Source, TraceError
 from piper.frontend.capture.capture import Capture, callee, source_of
@@ -41,6 +42,8 @@ def copy_keyed(
     args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
     made = graph.call_function(keyed(node.target, position), (keys, *args), kwargs)
     made.meta = dict(node.meta)
+    if CAST_WEIGHTS in node.meta:  # by position, and the keys are in front
+        made.meta[CAST_WEIGHTS] = {at + 1: dtype for at, dtype in node.meta[CAST_WEIGHTS].items()}
     return made
 
 

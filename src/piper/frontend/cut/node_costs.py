@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from piper.bodies.casts import CapturedRun
 from piper.bodies.operators import CostWatch
 from piper.frontend.capture.capture import Capture, value_of
 
@@ -26,7 +27,7 @@ def node_costs(capture: Capture) -> dict[fx.Node, float]:
     return {n: cost * (1 + _BACKWARD * (n in flowing)) for n, cost in run.costs.items()}
 
 
-class _Run(fx.Interpreter):
+class _Run(CapturedRun):
     def __init__(self, module: torch.nn.Module, graph: fx.Graph) -> None:
         super().__init__(module, graph=graph)
         self.costs: dict[fx.Node, float] = {}
