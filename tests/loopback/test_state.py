@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -108,12 +109,17 @@ def test_running_statistics(how: dict[str, Any]) -> None:
     assert len(changed) == 3 + 2 + 3, "an instance norm counts no batches"
 
 
-def test_running_statistics_of_a_v_schedule_and_compiled() -> None:
-    def make() -> nn.Module:
-        return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(4)))
+def _four() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(4)))
 
-    _run(make, pp=2, microbatches=4, schedule="zbv")
-    _run(make, dp=2, microbatches=2, compile=True)
+
+def test_running_statistics_of_a_v_schedule() -> None:
+    _run(_four, pp=2, microbatches=4, schedule="zbv")
+
+
+@pytest.mark.skipif("PIPER_LONG" not in os.environ, reason="a minute: PIPER_LONG=1 runs it")
+def test_running_statistics_of_compiled_bodies() -> None:
+    _run(_four, dp=2, microbatches=2, compile=True)
 
 
 def _added(model: Any, y: Tensor) -> Tensor:
