@@ -161,6 +161,7 @@ def _started(
     )
     logical, traced = refine(scheduled, source)
     check_state(logical, traced, scheduled.calls)
+    data_ranks = logical.mesh.size_of(data_axes(logical))
     flops: dict[str, float] = {}
     inside: dict[str, int] = {}
 
@@ -172,7 +173,7 @@ def _started(
             device=device,
             routing=routing,
             recompute=node.recompute,
-            data_ranks=logical.mesh.size_of(data_axes(logical)),
+            data_ranks=data_ranks,
         )
         flops.update((body.hash, body.flops) for body in chunk_bodies.by_phase.values())
         for (
