@@ -96,6 +96,7 @@ def _of_all_shares(run: Run, data: Callable[[Share], Iterable[Any]]) -> Iterator
 def _of_this_rank(run: Run, data: Any, name: str) -> Iterator[Any]:
     """This process is one rank: it reads for itself, and all agree on whether there is a batch."""
     pool: Any = run.workers.pool
+    pool.reads_data = pool.num_ranks > 1
     [me], plan = run.workers.ranks["train"], run.plan
     reads = any(slot.kind == "batch" for slot in me.slots)
     share = Share(me.data_rank, plan.num_data_ranks, plan.seed)

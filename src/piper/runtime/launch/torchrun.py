@@ -42,6 +42,7 @@ class TorchrunPool:
 
     reading: Reading = "rank"
     sends = False
+    reads_data = False  # whether a training loop has ranks read for themselves
 
     def __init__(self, num_ranks: int, *, device: str = "cpu", timeout: float = 120.0) -> None:
         missing = [name for name in NEEDED if name not in os.environ]
@@ -110,9 +111,10 @@ class TorchrunPool:
         return [int(one) for one in found]
 
     def shapes(self, mine: Shapes, known: Sequence[Shapes]) -> Shapes:
-        """Of the global batch, by the ranks that have one: one of those that all ranks know, or new."""
-        if self.num_ranks == 1 and mine:
-            return mine
+        """Of the global batch. In a training loop some ranks read none, and all agree: on one of those
+        that they know, or a new one. Else each is given a batch, or takes it to be like the example."""
+        if not self.reads_data:
+            return mine or known[0]
         number = known.index(mine) if mine in known else len(known)
         found = {n for n in self.agree(number if mine else NOTHING) if n != NOTHING}
         if found < {len(known)} or (len(found) == 1 and found != {len(known)}):
