@@ -98,6 +98,8 @@ class _Cut:
         self._copies = {
             user for node, i in self.inputs.items() if code.inputs[i].carried for user in node.users
         }
+        clone = torch.ops.aten.clone.default
+        assert all(copy.target is clone for copy in self._copies), "what is carried is copied first"
         self._twin: dict[fx.Node, fx.Node] = {}
         if recompute != "nothing":
             self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
