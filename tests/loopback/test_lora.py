@@ -13,7 +13,8 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.strategies import parallel
-from piper.training.verify import compare, load_initial, relative_error, train_one_device
+from piper.training.verdict import verify
+from piper.training.verify import compare, load_initial, train_one_device
 from tests import zoo_hf
 from tests.zoo import CASES, batches_of
 
@@ -83,7 +84,7 @@ def test_only_adapters_take_optimizer_memory() -> None:
 
 
 def test_a_language_model_of_hugging_face_with_adapters() -> None:
-    """In float32, as transformers computes: its norms and its loss would be in any other dtype too."""
+    """By the oracle of `piper verify`, which lifts its norms and its loss to float64."""
     pytest.importorskip("transformers")
     tiny = zoo_hf.llama()
 
@@ -91,21 +92,18 @@ def test_a_language_model_of_hugging_face_with_adapters() -> None:
         config = peft.LoraConfig(
             r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", init_lora_weights=False
         )
-        return peft.get_peft_model(tiny.make_model(), config)
+        return peft.get_peft_model(tiny.make_model(), config).double()
 
     torch.manual_seed(0)
     batches = [tiny.batch() for _ in range(3)]
     program = piper.trace(make, batches[0], tiny.step)
-    strategy = parallel(pp=2, dp=2, zero=3, microbatches=2)
-    job = program.apply(strategy).lower(optimizer=piper.sgd(lr=2.0))
-    reference = train_one_device(job, batches)
+    scheduled = program.apply(parallel(pp=2, dp=2, zero=3, microbatches=2))
+    verdict = verify(scheduled, batches)
+    assert verdict.exact and verdict.proof.oracle.dtype == "float64", verdict
+    job = scheduled.lower(optimizer=piper.sgd(lr=2.0))
     with job.launch("loopback") as run:
         start = run.parameters()
-        losses = [run.step(batch).loss for batch in batches]
+        run.step(batches[0])
         after, state = run.parameters(), run.optimizer_state()
-    assert losses == pytest.approx(reference.losses, rel=1e-5)
     moved = {name for name, value in start.items() if not torch.equal(value, after[name])}
-    assert moved == state.keys() and all("lora_" in name for name in moved)
-    for name in moved:
-        way = reference.parameters[name] - start[name]
-        assert relative_error(after[name] - start[name], way) < 1e-3, name
+    assert moved == state.keys() and moved and all("lora_" in name for name in moved)
