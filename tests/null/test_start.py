@@ -11,7 +11,10 @@ from tests.zoo import batches_of, program_of
 
 WORKER = """
 import pickle, sys
+import torch
 from piper.runtime.launch.member import Member
+
+torch.set_num_threads(1)  # as this test's own process: the same sums
 
 with open(sys.argv[1], "rb") as file:
     load, step = pickle.load(file)
