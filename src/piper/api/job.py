@@ -25,6 +25,7 @@ from piper.plan.types import Plan
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
+from piper.runtime.state.start import Start
 from piper.runtime.torch_optimizers import check_param_groups
 
 
@@ -70,6 +71,7 @@ Variants = Callable[[bool, Shapes | None], "Job"]
 class Job:
     """A proved plan with the texts of its bodies, ready to be looked at, saved and launched.
 
+    Its runs begin with `start`, or with initial values.
     What `lower` made knows its `graph` and `source` too; what was read from a file does not.
     """
 
@@ -82,8 +84,10 @@ class Job:
         evaluation: Job | None = None,
         variants: Variants | None = None,
         lowered: Lowered | None = None,
+        start: Start | None = None,
     ) -> None:
         self.plan = plan
+        self.start = start
         self.bodies = bodies
         self.report = report
         self._evaluation = evaluation
@@ -92,10 +96,12 @@ class Job:
         self._lowered = lowered
 
     @classmethod
-    def of(cls, lowered: Lowered, variants: Variants | None = None) -> Job:
+    def of(
+        cls, lowered: Lowered, variants: Variants | None = None, start: Start | None = None
+    ) -> Job:
         """The job of a program that was lowered."""
         plan, bodies, report = lowered.plan, lowered.bodies, lowered.report
-        return cls(plan, bodies, report, variants=variants, lowered=lowered)
+        return cls(plan, bodies, report, variants=variants, lowered=lowered, start=start)
 
     @property
     def graph(self) -> Graph:
@@ -200,5 +206,6 @@ class Job:
                 f"shapes={limit!r}", legal="how many shapes batches may have, at least 1"
             )
         pool = pool_of(launcher, self.plan, options)
-        workers = PoolRun(self.plan, self.bodies, pool, compile=options.get("compile", False))
+        compile = options.get("compile", False)
+        workers = PoolRun(self.plan, self.bodies, pool, start=self.start, compile=compile)
         return Run(self.plan, workers, ShapedPlans(self, limit))

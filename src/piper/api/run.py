@@ -13,12 +13,12 @@ from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
 from piper.errors import OutOfMemory, RunError
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
-from piper.plan.types import ModelTensor, Plan
+from piper.plan.types import Plan
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
-from piper.runtime.worker.weights import initial_value
+from piper.runtime.worker.weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,6 +137,10 @@ class Run:
         """Per rank: bytes by what they are for, and the `peak`."""
         return self._open().memory()
 
+    def bytes_read(self) -> list[int]:
+        """Per rank: bytes of weights that it took from files."""
+        return self._open().bytes_read()
+
     def describe(self) -> list[dict[str, str]]:
         """Per rank: the name of its device, and an identity that no other device has."""
         return self._open().describe()
@@ -223,11 +227,12 @@ class Run:
         for name, tensor in self.plan.tensors.items():
             if tensor.buffer == (what == "buffer"):
                 own = unquote(name)
-                whole[own] = held[own] if own in held else self._initial(tensor)
+                whole[own] = held[own] if own in held else self._initial(name)
         return whole
 
-    def _initial(self, tensor: ModelTensor) -> Tensor:
-        return initial_value(tensor, self.workers.bodies, seed=self.plan.seed)
+    def _initial(self, name: str) -> Tensor:
+        """What no step reads is as it was in the beginning."""
+        return Weights(self.plan, self.workers.bodies, self.workers.start).as_held(name)
 
     def _whole(self, what: What) -> dict[str, Tensor]:
         """What the ranks hold of a kind, by the model's own names."""

@@ -23,6 +23,7 @@ from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.reading import Reader, function_of, import_reference
 from piper.runtime.launch.shares import Share
 from piper.runtime.order.host_order import PeerError
+from piper.runtime.state.start import Start
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.transport import Transport
@@ -100,7 +101,8 @@ class Member:
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
-            stored=_stored(payload.get("stored")),
+            start=_start(payload.get("stored")),
+            given=payload.get("given"),
             compile=payload.get("compile", False),
         )
 
@@ -153,6 +155,10 @@ class Member:
         held = self.workers["train"].tensors(kind)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
 
+    def bytes_read(self, _: object = None) -> int:
+        """From files of weights."""
+        return self.workers["train"].weights.reader.num_bytes
+
     def memory(self, _: object = None) -> dict[str, int]:
         """Bytes by what they are for, measured on live storages, and the most that was in use."""
         return measured_bytes(self.workers["train"])
@@ -171,9 +177,11 @@ class Member:
             return "lost" if lost else "error", told(error, name, self.at)
 
 
-def _stored(given: Any) -> StoredState | None:
-    """What a run starts from, if it is given; it travels as JSON."""
-    return given if given is None else msgspec.json.decode(given, type=StoredState)
+def _start(sent: Start | bytes | None) -> Start | None:
+    """What a run starts from, if from anything; it travels as JSON."""
+    if isinstance(sent, bytes):
+        return Start(msgspec.json.decode(sent, type=StoredState))
+    return sent
 
 
 def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from torch import Tensor
 from piper.bodies.files.registrations import registering_modules
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes
+from piper.plan.holdings import holdings
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
+from piper.runtime.state.start import Start
 from piper.runtime.worker.worker import Worker
 
 
@@ -27,8 +29,10 @@ class PoolRun:
         bodies: Mapping[str, str],
         pool: Pool | Callable[[], Pool],
         *,
+        start: Start | None = None,
         compile: bool = False,
     ) -> None:
+        self.start = start
         self.own_pool = callable(pool)
         self.pool: Pool = pool() if callable(pool) else pool
         self.plan = plan
@@ -94,12 +98,25 @@ class PoolRun:
             modules = registering_modules(bodies.values())
             files = ((module.__name__, getattr(module, "__file__", None)) for module in modules)
             payload["imports"] = [module_reference(m, file) for m, file in files if file]
-        self.call("load", payload)
+        self._call("load", self._with_start(payload, plan))
         if self.reading != "driver":
             hashes = set(self.call("plan_hash", name))
             if hashes != {plan.content_hash()}:
                 raise RunError(f"ranks hold different plans: {sorted(hashes)}")
         self.ranks[name] = [bind(plan, rank) for rank in self.pool.ranks]
+
+    def _with_start(self, payload: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
+        """A payload per rank: the first plan's with what the ranks start from."""
+        first, start, ranks = plan is self.plan, self.start, self.pool.ranks
+        if start is None:
+            return [payload] * len(ranks)
+        if first:
+            payload["stored"] = start.sent() if self.pool.sends else start
+        if not self.pool.sends or not start.names:
+            return [payload] * len(ranks)
+        known = [() if first else {h.tensor for h in holdings(self.plan, r)} for r in ranks]
+        given = (start.given(plan, r, known=k) for r, k in zip(ranks, known, strict=True))
+        return [{**payload, "given": mine} for mine in given]
 
     def step(
         self,
@@ -172,6 +189,9 @@ class PoolRun:
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return self.call("tensors", kind)
+
+    def bytes_read(self) -> list[int]:
+        return self.call("bytes_read")
 
     def memory(self) -> list[dict[str, int]]:
         return self.call("memory")

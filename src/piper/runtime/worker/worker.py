@@ -22,6 +22,7 @@ from piper.runtime.failure.board import STEP, Board
 from piper.runtime.order.device_order import DeviceOrder
 from piper.runtime.order.host_order import HostOrder
 from piper.runtime.state.restore import restore
+from piper.runtime.state.start import Given, Start
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
@@ -29,7 +30,6 @@ from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
-from piper.stored.pieces import StoredState
 
 
 class Worker:
@@ -39,7 +39,8 @@ class Worker:
     what it frees. `step` does so in the order of the device; the loopback engine in any order that
     the plan's streams and waits allow. `cells` is where the worker says how far it is.
     A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
-    optimizers and steps, too. Otherwise it starts from what is `stored`, and makes what is not.
+    optimizers and steps, too. Otherwise it has a `start`, of which it may be `given` a part, and makes
+    what is not in it.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Worker:
         device: str = "cpu",
         cells: memoryview | None = None,
         shares: Worker | None = None,
-        stored: StoredState | None = None,
+        start: Start | None = None,
+        given: Given | None = None,
         compile: bool = False,
     ) -> None:
         self.plan = plan
@@ -80,17 +82,17 @@ class Worker:
         ]
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
-            self.weights = Weights(plan, bodies, stored)
+            self.weights = Weights(plan, bodies, start, given)
             self._fill_model()
         else:
-            self.weights = shares.weights.of(plan, bodies)
+            self.weights = shares.weights.of(plan, bodies, given)
             self._share_model(shares)
         self._fill_constants(trained)
         self.functions = body_functions(self.me, bodies, device=device, compile=compile)
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
         self._wide.clear()
-        if stored is not None:
-            restore(self, stored)
+        if start is not None:
+            restore(self, start.state)
         self.order = DeviceOrder(self) if self.device.type == "cuda" else HostOrder(self)
 
     def _fill_model(self) -> None:
