@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -28,6 +29,7 @@ from piper.runtime.worker.heap import keep_memory
 from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.worker import Worker
+from piper.stored.pieces import StoredState
 
 
 class Member:
@@ -97,6 +99,7 @@ class Member:
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
+            stored=_stored(payload.get("stored")),
             compile=payload.get("compile", False),
         )
 
@@ -172,6 +175,11 @@ class Member:
         except Exception as error:
             lost = isinstance(error, PeerError | dist.DistError)
             return "lost" if lost else "error", told(error, name, self.at)
+
+
+def _stored(given: Any) -> StoredState | None:
+    """What a run starts from, if it is given; it travels as JSON."""
+    return given if given is None else msgspec.json.decode(given, type=StoredState)
 
 
 def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:
