@@ -17,6 +17,7 @@ from piper.errors import OutOfMemory, PiperError, RunError
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
 from piper.plan.types import Plan
+from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
@@ -150,10 +151,11 @@ class Run:
                 self.compiled.append(found)
         return found.role
 
-    def read(self, data: Data, *, name: str = "train") -> None:
+    def read(self, data: Data, *, name: str = "train", marks: Sequence[Mark] = ()) -> None:
         """Have every rank read its own rows: from now on `step` takes no batch.
 
-        `data(share)` gives the batches of one data rank. Worker processes import it from its file.
+        `data(share)` gives the batches of one data rank, from its mark on if there are `marks`. Worker
+        processes import it from its file.
         """
         workers = self._open()
         if workers.reading != "members":
@@ -163,7 +165,7 @@ class Run:
             )
         if name == "eval":
             self.prepare_evaluation()
-        workers.read(data, name)
+        workers.read(data, name, marks)
         self._fetched[name] = ()
 
     def fetch(self, *, name: str = "train") -> bool:

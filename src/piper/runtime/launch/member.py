@@ -16,12 +16,11 @@ from torch import Tensor
 
 from piper.bodies.no_compiler import spare_compiler
 from piper.errors import PiperError
-from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan, plan_from_json
 from piper.runtime.failure.board import Board, begin, clear, end
 from piper.runtime.launch.devices import device_facts
-from piper.runtime.launch.reading import Reader, function_of, import_reference
-from piper.runtime.launch.shares import Share
+from piper.runtime.launch.reader import Fetched, Reader
+from piper.runtime.launch.reading import function_of, import_reference
 from piper.runtime.order.host_order import PeerError
 from piper.runtime.state.write_pieces import Writing
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
@@ -135,17 +134,24 @@ class Member:
     def read(self, payload: Mapping[str, Any]) -> None:
         """From now on, or again from its start, read this data rank's share from a function."""
         worker = self.workers[payload["name"]]
-        plan, me = worker.plan, worker.me
+        plan, rank = worker.plan, worker.me.data_rank
         reader = None
         if worker.batch_slots:
-            share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
-            reader = Reader(function_of(payload["function"]), share, plan)
+            mark = payload["marks"][rank] if payload["marks"] else None
+            function, num = function_of(payload["function"]), plan.num_data_ranks
+            reader = Reader(function, plan, rank=rank, num_ranks=num, mark=mark)
+            reader.open()
         self.readers[payload["name"]] = reader
 
-    def fetch(self, name: str) -> Shapes | None:
+    def fetch(self, name: str) -> Fetched | None:
         """Read the next batch: its shapes, if there was one, or None if this rank needs none."""
         reader = self.readers[name]
         return reader.fetch() if reader else None
+
+    def loader_state(self, name: str) -> tuple[int, dict[str, Any] | None] | None:
+        """The data rank, and what its loader says of itself, if it does; None if it needs no batch."""
+        reader = self.readers[name]
+        return (reader.rank, reader.state()) if reader else None
 
     def describe(self, _: object = None) -> dict[str, str]:
         """The device: its name, and an identity that no other device has."""

@@ -13,6 +13,7 @@ from piper.errors import RunError
 from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
+from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
@@ -46,6 +47,7 @@ class PoolRun:
         self.now: list[dict[str, Any]] = [{} for _ in plan.param_groups]  # all that was set
         self.ranks: dict[str, list[RankPlan]] = {}  # by role, of the ranks that this process drives
         self._data: dict[str, str] = {}  # by role: what the ranks read
+        self.marks: dict[str, Mark] = {}  # by role: where the ranks stand in it
         try:
             self._check()
             self.load(plan, bodies, "train")
@@ -161,20 +163,24 @@ class PoolRun:
         self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
         self.now = [{**old, **new} for old, new in zip(self.now, each, strict=True)]
 
-    def read(self, function: Data, name: str = "train") -> None:
-        """Have every rank that needs batches read its share from a function, from the start."""
-        payload = {"name": name, "function": reference(function)}
+    def read(self, function: Data, name: str = "train", marks: Sequence[Mark] = ()) -> None:
+        """Have every rank that needs batches read its share from a function: from the start, or from
+        the mark of its data rank."""
+        payload = {"name": name, "function": reference(function), "marks": list(marks)}
         self._data[name] = place_of(function)
         self.call("read", payload)
 
     def fetch(self, name: str = "train") -> Shapes:
         """Have every rank read its next batch: the shapes of the global one; nothing if the data has
         ended, for all of them."""
-        answers = self.call("fetch", name)
-        ended = [rank for rank, shapes in enumerate(answers) if shapes == ()]
-        more = {rank: shapes for rank, shapes in enumerate(answers) if shapes}
+        answers = [(rank, found) for rank, found in enumerate(self.call("fetch", name)) if found]
+        ended = [rank for rank, found in answers if not found.shapes]
+        more = {rank: found.shapes for rank, found in answers if found.shapes}
         check_ends(list(more), ended)
-        return agreed_shapes(more) if more else ()
+        if not more:
+            return ()
+        self.marks[name] = answers[0][1].mark
+        return agreed_shapes(more)
 
     def describe(self) -> list[dict[str, str]]:
         return self.call("describe")
