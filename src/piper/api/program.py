@@ -238,12 +238,13 @@ class Program:
         settings = Settings(
             chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit
         )
-        start = None
+        stored, memory = None, None
         if weights is not None:
-            start = starting_weights(self.source, weights, strict=strict)
+            stored, memory = starting_weights(self.source, weights, strict=strict)
         lowered = lower(self._scheduled, settings)
         warn_of_loss(lowered.source, lowered.plan)
-        return Job.of(lowered, partial(self._variant, settings, lowered.buckets), start)
+        variants = partial(self._variant, settings, lowered.buckets)
+        return Job.of(lowered, variants, stored=stored, memory=memory)
 
     def _variant(
         self, settings: Settings, buckets: Bucketed, training: bool, shapes: Shapes | None

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from piper.compiler.source import Source
 from piper.errors import Call, FileError, PiperError, WeightsError, user_source
 from piper.frontend.hf_weights import converted, is_pretrained, unneeded_names
-from piper.runtime.state.start import Start
 from piper.runtime.state.weight_sources import weight_source
 from piper.stored.matching import match
 from piper.stored.pieces import StoredState
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def starting_weights(source: Source, weights: Any, *, strict: bool) -> Start:
-    """The index of what the model's tensors are; names that do not fit are one error, or a warning."""
+Starting = tuple[StoredState, Mapping[str, "Tensor"]]
+
+
+def starting_weights(source: Source, weights: Any, *, strict: bool) -> Starting:
+    """The index of what the model's tensors are, and those in memory. Names that do not fit are one
+    error, or a warning."""
     given = os.fspath(weights) if isinstance(weights, str | os.PathLike) else "state_dict"
     try:
         return _start(source, weights, given, strict=strict)
@@ -24,7 +30,7 @@ def starting_weights(source: Source, weights: Any, *, strict: bool) -> Start:
         raise _at_call(error, given) from None
 
 
-def _start(source: Source, weights: Any, given: str, *, strict: bool) -> Start:
+def _start(source: Source, weights: Any, given: str, *, strict: bool) -> Starting:
     found = weight_source(weights)
     stored, names, unneeded = found.stored, source.state_names, []
     if is_pretrained(source.model):
@@ -36,7 +42,7 @@ def _start(source: Source, weights: Any, given: str, *, strict: bool) -> Start:
     left = matched.left()
     if left:
         warnings.warn(f"weights of {given}: {left}", stacklevel=4)
-    return Start(StoredState(matched.model), found.memory)
+    return StoredState(matched.model), found.memory
 
 
 def _at_call(error: PiperError, given: str) -> PiperError:

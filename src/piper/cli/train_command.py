@@ -154,13 +154,13 @@ def _train(
     job: Job, module: ModuleType, arguments: argparse.Namespace, options: dict[str, Any]
 ) -> int:
     import piper
-    from piper.training.data import made_batches
+    from piper.training.data import MadeBatches
 
     data = getattr(module, "data", None)
     if data is None:
         file = arguments.data or arguments.file
         _note(arguments, f"{file} has no data(share): each step makes a batch()")
-        data = made_batches(module.batch, seed=job.plan.seed)
+        data = MadeBatches(module.batch, seed=job.plan.seed)
     last: list[Record] = []
     try:
         piper.train(

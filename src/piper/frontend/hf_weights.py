@@ -1,7 +1,7 @@
 """Hugging Face's files: stored tensors under the names of a file in, under a model's own out.
 
-`from_pretrained` renames, stacks and joins what it reads. Its own rules do so here, with tensors that have
-no elements. They are of transformers 5; older ones have none.
+`from_pretrained` renames, stacks and joins what it reads. Its own rules do so here, with tensors that
+have no elements. They are of transformers 5; older ones have none.
 """
 
 from __future__ import annotations

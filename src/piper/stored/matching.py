@@ -1,4 +1,4 @@
-"""Matching: stored tensors and a model's names in, what each of its tensors starts from out; or one error."""
+"""Matching: stored tensors and a model's names in; what its tensors start from, or one error, out."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def match(
     strict: bool,
     unneeded: Sequence[re.Pattern[str]] = (),
 ) -> Matched:
-    """`names` are those of the state_dict, each with its tensor: several for one that is tied, of which one
-    has to be stored."""
+    """`names` are those of the state_dict, each with its tensor: several for one that is tied, of which
+    one has to be stored."""
     found, bad = Matched(), []
     for name, tensor in names.items():
         if name in stored:

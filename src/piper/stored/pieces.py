@@ -16,7 +16,7 @@ Form = Literal["raw", "torch", "memory"]
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     """A box of a tensor in a file, from byte `offset` on; `crc` is the CRC-32 of its bytes, if known.
 
-    Plain elements lie one row after the other, or so many elements apart along each dim as `strides` says.
+    Plain elements lie one row after the other, or so many apart along each dim as `strides` says.
     """
 
     box: Box

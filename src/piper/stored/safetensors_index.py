@@ -1,4 +1,4 @@
-"""Safetensors: a file or a folder of them in, the index of its tensors out; headers are all that is read."""
+"""Safetensors: a file in, the index of its tensors out; of it only the header is read."""
 
 from __future__ import annotations
 

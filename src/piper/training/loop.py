@@ -17,13 +17,16 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
+from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
-from piper.training.data import batches, check_again, check_data
+from piper.training.data import Batches, check_again, check_data
 from piper.training.line import Log
 from piper.training.lr import LearningRate
 from piper.training.meter import Meter, unit_of
+from piper.training.position import Position
+from piper.training.progress import Progress
 from piper.training.records import Record, Training
 
 _REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
@@ -41,6 +44,7 @@ def train(
     log: str = "auto",
     on_step: Callable[[Record], None] | None = None,
     stop_on_nan: bool = False,
+    start: Progress | None = None,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -53,27 +57,28 @@ def train(
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
     "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
+    `start` is the progress of a loop that trained the same parameters before: this one goes on with the
+    next sample, in all `steps` steps.
     """
     _check(steps, evaluate, evaluate_every)
     check_data(data)
     with _opened(job, launch, log, launch_options) as (run, lines):
-        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan)
+        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress())
         if evaluate is not None:
             _prepare_evaluation(run, evaluate)
-        for batch in islice(batches(run, data), steps):
+        for batch in islice(loop.read(data), loop.meter.steps):
             loop.step(batch)
-            done = len(loop.training.records)
-            if evaluate_every and done % evaluate_every == 0:
+            if evaluate_every and loop.done % evaluate_every == 0:
                 loop.evaluate(evaluate)
             if on_step is not None:
                 on_step(loop.training.records[-1])
-        done = len(loop.training.records)
+        done = loop.done
         if steps is not None and done < steps:
             raise RunError(
                 f"the data ended after {done} of {steps} steps",
                 legal="steps=None: until the data ends; or data that begins again",
             )
-        if evaluate is not None and done and loop.training.records[-1].evaluation is None:
+        if evaluate is not None and loop.meter.num and loop.training.records[-1].evaluation is None:
             loop.evaluate(evaluate)
         return loop.end()
 
@@ -88,18 +93,53 @@ class _Loop:
         steps: int | None,
         lr_schedule: Callable[[Any], Any] | None,
         stop_on_nan: bool,
+        start: Progress,
     ) -> None:
         self.run = run
         self.lines = lines
-        self.meter = Meter(run, steps)
+        self.start = start
+        self.steps = steps
+        before = start.position.steps
+        self.meter = Meter(run, None if steps is None else max(0, steps - before))
         self.rate = LearningRate(run.plan.param_groups, lr_schedule or _constant)
         self.scheduled = lr_schedule is not None
+        if self.scheduled and start.schedule is not None:
+            self.rate.load_state_dict(decoded(start.schedule))
+        elif self.scheduled:
+            for _ in range(before):
+                self.rate.advance()
         self.stop_on_nan = stop_on_nan
         self.warned = False
         self.told = len(run.compiled)
         self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
-        self.training = Training(self.meter.unit)
+        self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
+        self.batches: Batches | None = None
+
+    @property
+    def done(self) -> int:
+        """Steps, with those before this loop."""
+        return self.start.position.steps + self.meter.num
+
+    def read(self, data: Any) -> Batches:
+        self.batches = Batches(self.run, data, start=self.start.position)
+        return self.batches
+
+    def progress(self) -> Progress:
+        """What another loop needs to go on from here; under torchrun every rank asks."""
+        return Progress(
+            position=self.position(),
+            schedule=encoded(self.rate.state_dict()) if self.scheduled else None,
+            records=tuple(self.training.records),
+            seconds=self.seconds,
+        )
+
+    def position(self) -> Position:
+        return self.batches.position() if self.batches else self.start.position
+
+    @property
+    def seconds(self) -> float:
+        return self.start.seconds + time.perf_counter() - self.begun
 
     def step(self, batch: Any) -> None:
         """One step and its line. Its time is that since the last one, so that reading data counts."""
@@ -108,13 +148,15 @@ class _Loop:
             self.options = self.rate.options
             self.run.set_options(self.options)
         result = self.run.step(batch)
+        if self.batches:
+            self.batches.trained()
         if self.scheduled:
             self.rate.advance(result.loss)
         now = time.perf_counter()
         seconds, self.since = now - self.since - self._say_compiled(), now
         self.meter.step(seconds)
         record = Record(
-            step=self.meter.num,
+            step=self.done,
             loss=result.loss,
             norm=result.norm,
             lr=lr,
@@ -124,7 +166,7 @@ class _Loop:
             memory=self.meter.memory,
         )
         self.training.records.append(record)
-        self.lines.step(record, self.meter.steps, self.meter.eta)
+        self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
 
@@ -152,7 +194,7 @@ class _Loop:
     def evaluate(self, data: Any) -> None:
         """The mean loss over all batches of other data, in the record of the last step."""
         begun, total, count, num = time.perf_counter(), 0.0, 0.0, 0
-        for batch in batches(self.run, data, name="eval"):
+        for batch in Batches(self.run, data, name="eval"):
             result = self.run.evaluate(batch)
             total, count, num = total + result.loss * result.count, count + result.count, num + 1
         if not num:
@@ -166,7 +208,8 @@ class _Loop:
 
     def end(self) -> Training:
         """Under torchrun ranks have measured times of their own: all get those of rank 0."""
-        self.training.seconds = time.perf_counter() - self.begun
+        self.training.seconds = self.seconds
+        self.training.position = self.position()
         if self.run.workers.reading == "rank":
             pool: Any = self.run.workers.pool
             self.training = pool.from_first(self.training)

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from piper.training.position import Position
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `norm` is None without clipping, `mfu` where the hardware is not known; `memory` is the
@@ -35,11 +37,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Training(msgspec.Struct):
-    """All steps of a training run, and what came of them. `unit` is what `per_second` counts."""
+    """All steps of a training run, and what came of them. `unit` is what `per_second` counts; `position`
+    is where it stands in its data."""
 
     unit: str
     records: list[Record] = []
     seconds: float = 0.0
+    position: Position = Position()
 
     @property
     def losses(self) -> list[float]:

@@ -253,7 +253,7 @@ def load_initial(model: nn.Module, job: Job) -> None:
     """Give a module the weights that the job's ranks start from."""
     named = (*model.named_buffers(), *model.named_parameters())
     tensors = {plain_name(name): tensor for name, tensor in named}
-    weights = Weights(job.plan, job.bodies, job.start)
+    weights = Weights(job.plan, job.bodies, job.stored, job.memory)
     with torch.no_grad():
         for name in job.plan.tensors:
             tensors[name].copy_(weights.whole(name))

@@ -51,4 +51,4 @@ def place_of(tensor: Tensor, name: str, path: str) -> int:
     end = begin + (last + 1) * size if tensor.numel() else begin
     if (last + 1) * size > tensor.untyped_storage().nbytes() or end > os.path.getsize(path):
         raise FileError(f"{path} ends before {name} does", legal="a whole file")
-    return int(begin) + tensor.storage_offset() * size
+    return int(begin + tensor.storage_offset() * size)

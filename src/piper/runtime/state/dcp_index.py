@@ -1,4 +1,4 @@
-"""Torch's distributed checkpoints: a folder in, the index of its tensors out; only `.metadata` is read."""
+"""Torch's distributed checkpoints: a folder in, the index of its tensors out."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from piper.bodies.files.codec import load
 from piper.errors import RunError
 from piper.plan.holdings import Holding
 from piper.plan.types import ModelTensor, Plan
+from piper.runtime.state.given import NOTHING, Given
 from piper.runtime.state.read_pieces import PieceReader
-from piper.runtime.state.start import Given, Start
+from piper.stored.pieces import StoredState
 
 
 class Weights:
@@ -25,13 +26,14 @@ class Weights:
         self,
         plan: Plan,
         bodies: Mapping[str, str],
-        start: Start | None = None,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
         given: Given | None = None,
     ) -> None:
         self.plan = plan
         self.bodies = bodies
-        self.given = given or Given(frozenset(), {})
-        self.reader = PieceReader(start.state.model if start else {}, start and start.memory)
+        self.given = given or NOTHING
+        self.reader = PieceReader(stored.model if stored else {}, memory)
 
     def of(self, plan: Plan, bodies: Mapping[str, str], given: Given | None) -> Weights:
         """The same for another plan of the same model."""

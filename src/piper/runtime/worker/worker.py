@@ -21,8 +21,8 @@ from piper.plan.types import Plan, bind
 from piper.runtime.failure.board import STEP, Board
 from piper.runtime.order.device_order import DeviceOrder
 from piper.runtime.order.host_order import HostOrder
+from piper.runtime.state.given import Given
 from piper.runtime.state.restore import restore
-from piper.runtime.state.start import Given, Start
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
@@ -30,6 +30,7 @@ from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
+from piper.stored.pieces import StoredState
 
 
 class Worker:
@@ -39,8 +40,8 @@ class Worker:
     what it frees. `step` does so in the order of the device; the loopback engine in any order that
     the plan's streams and waits allow. `cells` is where the worker says how far it is.
     A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
-    optimizers and steps, too. Otherwise it has a `start`, of which it may be `given` a part, and makes
-    what is not in it.
+    optimizers and steps, too. Otherwise it starts from what is `stored`, in files or in `memory`, or
+    what it is `given` of that, and makes the rest.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class Worker:
         device: str = "cpu",
         cells: memoryview | None = None,
         shares: Worker | None = None,
-        start: Start | None = None,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
         given: Given | None = None,
         compile: bool = False,
     ) -> None:
@@ -82,7 +84,7 @@ class Worker:
         ]
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
-            self.weights = Weights(plan, bodies, start, given)
+            self.weights = Weights(plan, bodies, stored, memory, given)
             self._fill_model()
         else:
             self.weights = shares.weights.of(plan, bodies, given)
@@ -91,8 +93,8 @@ class Worker:
         self.functions = body_functions(self.me, bodies, device=device, compile=compile)
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
         self._wide.clear()
-        if start is not None:
-            restore(self, start.state)
+        if stored is not None:
+            restore(self, stored)
         self.order = DeviceOrder(self) if self.device.type == "cuda" else HostOrder(self)
 
     def _fill_model(self) -> None:
@@ -248,7 +250,7 @@ class Worker:
         found: dict[str, Tensor] = {}
         for held in self.holdings:
             if held.what == what:
-                tensor = self._beside(held)
+                tensor = self.held(held)
                 if tensor is not None:
                     found[held.key] = tensor
         return found
@@ -257,7 +259,7 @@ class Worker:
         """Who steps what lies in a slot, and as which of its tensors."""
         return self._stepping[slot]
 
-    def _beside(self, held: Holding) -> Tensor | None:
+    def held(self, held: Holding) -> Tensor | None:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
         start = held.offset
