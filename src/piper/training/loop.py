@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import RunError
+from piper.errors import PiperError, RunError
 from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
+from piper.training.callbacks import Callbacks
 from piper.training.data import Batches, check_again, check_data
 from piper.training.line import Log
 from piper.training.lr import LearningRate
@@ -42,7 +43,7 @@ def train(
     evaluate: Any = None,
     evaluate_every: int = 0,
     log: str = "auto",
-    on_step: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Any] = (),
     stop_on_nan: bool = False,
     start: Progress | None = None,
     **launch_options: Any,
@@ -56,31 +57,21 @@ def train(
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
-    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
+    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
+    step and more (`piper.Callback`); one that raises ends the training.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
     next sample, in all `steps` steps.
     """
     _check(steps, evaluate, evaluate_every)
     check_data(data)
-    with _opened(job, launch, log, launch_options) as (run, lines):
-        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress())
-        if evaluate is not None:
-            _prepare_evaluation(run, evaluate)
-        for batch in islice(loop.read(data), loop.meter.steps):
-            loop.step(batch)
-            if evaluate_every and loop.done % evaluate_every == 0:
-                loop.evaluate(evaluate)
-            if on_step is not None:
-                on_step(loop.training.records[-1])
-        done = loop.done
-        if steps is not None and done < steps:
-            raise RunError(
-                f"the data ended after {done} of {steps} steps",
-                legal="steps=None: until the data ends; or data that begins again",
-            )
-        if evaluate is not None and loop.meter.num and loop.training.records[-1].evaluation is None:
-            loop.evaluate(evaluate)
-        return loop.end()
+    told = Callbacks(callbacks, silent=not _speaks(job, launch))
+    try:
+        with _opened(job, launch, log, launch_options) as (run, lines):
+            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress(), told)
+            return loop.train(data, evaluate, evaluate_every)
+    except BaseException as error:
+        told.fail(error)
+        raise
 
 
 class _Loop:
@@ -94,9 +85,11 @@ class _Loop:
         lr_schedule: Callable[[Any], Any] | None,
         stop_on_nan: bool,
         start: Progress,
+        callbacks: Callbacks,
     ) -> None:
         self.run = run
         self.lines = lines
+        self.callbacks = callbacks
         self.start = start
         self.steps = steps
         before = start.position.steps
@@ -121,9 +114,44 @@ class _Loop:
         """Steps, with those before this loop."""
         return self.start.position.steps + self.meter.num
 
-    def read(self, data: Any) -> Batches:
+    def train(self, data: Any, evaluate: Any, evaluate_every: int) -> Training:
+        """All steps that are left."""
+        if evaluate is not None:
+            _prepare_evaluation(self.run, evaluate)
+        self._tell("on_start", self._facts())
         self.batches = Batches(self.run, data, start=self.start.position)
-        return self.batches
+        for batch in islice(self.batches, self.meter.steps):
+            self.step(batch)
+            if evaluate_every and self.done % evaluate_every == 0:
+                self.evaluate(evaluate)
+        if self.steps is not None and self.done < self.steps:
+            raise RunError(
+                f"the data ended after {self.done} of {self.steps} steps",
+                legal="steps=None: until the data ends; or data that begins again",
+            )
+        if evaluate is not None and self.meter.num and self.training.records[-1].evaluation is None:
+            self.evaluate(evaluate)
+        return self.end()
+
+    def _facts(self) -> dict[str, Any]:
+        plan = self.run.plan
+        return {
+            "step": self.done,
+            "steps": self.steps,
+            "ranks": plan.mesh.size,
+            "mesh": str(plan.mesh),
+            "plan": plan.content_hash(),
+            "unit": self.meter.unit,
+        }
+
+    def _tell(self, event: str, fact: Any) -> None:
+        try:
+            self.callbacks.tell(event, fact)
+        except PiperError:
+            if self.run.workers.reading == "rank":  # others shall not say that this one was lost
+                pool: Any = self.run.workers.pool
+                pool.speak()
+            raise
 
     def progress(self) -> Progress:
         """What another loop needs to go on from here; under torchrun every rank asks."""
@@ -169,6 +197,7 @@ class _Loop:
         self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
+        self._tell("on_step", record)
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -204,6 +233,7 @@ class _Loop:
         self._say_compiled()
         now = time.perf_counter()
         self.lines.evaluation(last.step, total / count, num, now - begun)
+        self._tell("on_evaluation", self.training.records[-1])
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:
@@ -214,6 +244,7 @@ class _Loop:
             pool: Any = self.run.workers.pool
             self.training = pool.from_first(self.training)
         self.lines.end(self.training)
+        self._tell("on_end", self.training)
         return self.training
 
 
@@ -237,6 +268,15 @@ def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
     return "single" if plan.mesh.size == 1 else "local"
 
 
+def _speaks(job: Job | Run, launch: str | Pool) -> bool:
+    """Whether this process says what happens: of several ranks of torchrun the first does."""
+    if isinstance(job, Run):
+        alone = job.workers.reading != "rank"
+    else:
+        alone = launcher_of(job.plan, launch) != "torchrun"
+    return alone or os.environ.get("RANK") == "0"
+
+
 @contextlib.contextmanager
 def _opened(
     job: Job | Run, launch: str | Pool, log: str, options: dict[str, Any]
@@ -246,12 +286,10 @@ def _opened(
     if isinstance(job, Run):
         if launch != "auto" or options:
             raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
-        first = job.workers.reading != "rank" or os.environ["RANK"] == "0"
-        yield job, Log(log if first else "none", unit=unit)
+        yield job, Log(log if _speaks(job, launch) else "none", unit=unit)
         return
     launcher = launcher_of(job.plan, launch)
-    first = launcher != "torchrun" or os.environ.get("RANK") == "0"
-    lines = Log(log if first else "none", unit=unit)
+    lines = Log(log if _speaks(job, launch) else "none", unit=unit)
     if launcher in _REPORTING:
         options = {"report": lines.launch, **options}
     with job.launch(launcher, **options) as run:
