@@ -22,6 +22,7 @@ from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.reader import Fetched, Reader
 from piper.runtime.launch.reading import function_of, import_reference
 from piper.runtime.order.host_order import PeerError
+from piper.runtime.state.write_pieces import Writing
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.transport import Transport
@@ -30,6 +31,7 @@ from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.worker import Worker
 from piper.stored.pieces import StoredState
+from piper.stored.writers import Entry
 
 
 class Member:
@@ -60,6 +62,7 @@ class Member:
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
         self.at: Worker | None = None  # the one that was asked last
+        self.writing: Writing | None = None  # the state, beside the work
 
     def join(self, payload: Mapping[str, Any]) -> str:
         """Meet the other ranks; why there can be no gates between them, if so."""
@@ -158,6 +161,16 @@ class Member:
         """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""
         held = self.workers["train"].tensors(kind)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+
+    def save(self, payload: Mapping[str, Any]) -> float:
+        """Copy what this rank writes of the state, and begin to write it; seconds that took."""
+        entries = msgspec.json.decode(payload["entries"], type=list[Entry])
+        self.writing = Writing(self.workers["train"], entries, payload["folder"])
+        return self.writing.seconds
+
+    def saved(self, _: object = None) -> dict[str, Any] | None:
+        """What was written where; None as long as it is being written."""
+        return self.writing.result() if self.writing else None
 
     def memory(self, _: object = None) -> dict[str, int]:
         """Bytes by what they are for, measured on live storages, and the most that was in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from piper.bodies.files.registrations import registering_modules
@@ -17,6 +18,8 @@ from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.worker.worker import Worker
+from piper.stored.pieces import StoredState
+from piper.stored.writers import Entry
 
 
 class PoolRun:
@@ -28,6 +31,7 @@ class PoolRun:
         bodies: Mapping[str, str],
         pool: Pool | Callable[[], Pool],
         *,
+        stored: StoredState | None = None,
         compile: bool = False,
     ) -> None:
         self.own_pool = callable(pool)
@@ -36,9 +40,11 @@ class PoolRun:
         self.bodies = bodies
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
+        self.stored = stored  # what the run starts from, if not from the model's own code
         self._set: list[
             dict[str, Any]
         ] = []  # what each parameter group is set to with the next step
+        self.now: list[dict[str, Any]] = [{} for _ in plan.param_groups]  # all that was set
         self.ranks: dict[str, list[RankPlan]] = {}  # by role, of the ranks that this process drives
         self._data: dict[str, str] = {}  # by role: what the ranks read
         self.marks: dict[str, Mark] = {}  # by role: where the ranks stand in it
@@ -96,6 +102,8 @@ class PoolRun:
             modules = registering_modules(bodies.values())
             files = ((module.__name__, getattr(module, "__file__", None)) for module in modules)
             payload["imports"] = [module_reference(m, file) for m, file in files if file]
+        if name == "train" and self.stored is not None:
+            payload["stored"] = msgspec.json.encode(self.stored)
         self.call("load", payload)
         if self.reading != "driver":
             hashes = set(self.call("plan_hash", name))
@@ -153,6 +161,7 @@ class PoolRun:
             )
         before = self._set or [{} for _ in each]
         self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
+        self.now = [{**old, **new} for old, new in zip(self.now, each, strict=True)]
 
     def read(self, function: Data, name: str = "train", marks: Sequence[Mark] = ()) -> None:
         """Have every rank that needs batches read its share from a function: from the start, or from
@@ -178,6 +187,20 @@ class PoolRun:
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return self.call("tensors", kind)
+
+    def save(self, entries: Sequence[Sequence[Entry]], folder: str) -> list[float]:
+        """Have every rank write its entries into a folder, beside the work; seconds that each took to
+        begin."""
+        payloads = [
+            {"entries": msgspec.json.encode(entries[rank]), "folder": folder}
+            for rank in self.pool.ranks
+        ]
+        return self._call("save", payloads)
+
+    def saved(self) -> list[dict[str, Any]] | None:
+        """What all ranks have written; None as long as one is not done."""
+        answers = self.call("saved")
+        return None if any(answer is None for answer in answers) else answers
 
     def memory(self) -> list[dict[str, int]]:
         return self.call("memory")

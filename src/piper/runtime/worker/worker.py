@@ -246,7 +246,7 @@ class Worker:
         found: dict[str, Tensor] = {}
         for held in self.holdings:
             if held.what == what:
-                tensor = self._beside(held)
+                tensor = self.held(held)
                 if tensor is not None:
                     found[held.key] = tensor
         return found
@@ -255,7 +255,7 @@ class Worker:
         """Who steps what lies in a slot, and as which of its tensors."""
         return self._stepping[slot]
 
-    def _beside(self, held: Holding) -> Tensor | None:
+    def held(self, held: Holding) -> Tensor | None:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
         start = held.offset
