@@ -26,6 +26,9 @@ from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.torch_optimizers import check_param_groups
+from piper.stored.folders import found_in
+from piper.stored.pieces import StoredState
+from piper.stored.resumable import check_resumable
 
 
 def load_job(path: str | os.PathLike[str]) -> Job:
@@ -194,11 +197,30 @@ class Job:
         `spread`: axes of the mesh whose neighbours should, or should not, share a node, `num_cpus` of
         each rank (ray).
         """
+        return self._started(launcher, options)
+
+    def resume(
+        self, folder: str | os.PathLike[str], launcher: str | Pool = "local", **options: Any
+    ) -> Run:
+        """Launch, as `launch` does, and go on from what `run.save(folder)` wrote, under any strategy; or
+        from the latest of the checkpoints in a folder."""
+        path, manifest = found_in(folder)
+        check_resumable(manifest, self.plan, path)
+        run = self._started(launcher, options, manifest.state(path))
+        run.resumed = manifest
+        if any(manifest.options) and len(manifest.options) == len(self.plan.param_groups):
+            run.set_options(manifest.options)
+        return run
+
+    def _started(
+        self, launcher: str | Pool, options: dict[str, Any], stored: StoredState | None = None
+    ) -> Run:
         limit = options.pop("shapes", SHAPES)
         if not isinstance(limit, int) or limit < 1:
             raise PlanError(
                 f"shapes={limit!r}", legal="how many shapes batches may have, at least 1"
             )
         pool = pool_of(launcher, self.plan, options)
-        workers = PoolRun(self.plan, self.bodies, pool, compile=options.get("compile", False))
+        compile = options.get("compile", False)
+        workers = PoolRun(self.plan, self.bodies, pool, stored=stored, compile=compile)
         return Run(self.plan, workers, ShapedPlans(self, limit))

@@ -154,14 +154,14 @@ def _train(
     job: Job, module: ModuleType, arguments: argparse.Namespace, options: dict[str, Any]
 ) -> int:
     import piper
-    from piper.training.data import made_batches
+    from piper.training.data import MadeBatches
 
     data = getattr(module, "data", None)
     if data is None:
         file = arguments.data or arguments.file
         _note(arguments, f"{file} has no data(share): each step makes a batch()")
-        data = made_batches(module.batch, seed=job.plan.seed)
-    last: list[Record] = []
+        data = MadeBatches(module.batch, seed=job.plan.seed)
+    last = _Last()
     try:
         piper.train(
             job,
@@ -173,14 +173,22 @@ def _train(
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
             stop_on_nan=arguments.stop_on_nan,
-            on_step=lambda record: last.__setitem__(slice(None), [record]),
+            callbacks=[last],
             **options,
         )
     except KeyboardInterrupt:
-        done = f"step {last[0].step}: loss {last[0].loss:.4f}" if last else "no step"
-        print(f"interrupted after {done}", file=sys.stderr)
+        print(f"interrupted after {last.step}", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+class _Last:
+    """A callback that keeps what there is to say of the last step."""
+
+    step = "no step"
+
+    def on_step(self, record: Record) -> None:
+        self.step = f"step {record.step}: loss {record.loss:.4f}"
 
 
 def _program(module: ModuleType, arguments: argparse.Namespace) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,16 +14,20 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import RunError
+from piper.errors import PiperError, RunError
 from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
+from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
-from piper.training.data import batches, check_again, check_data
+from piper.training.callbacks import Callbacks
+from piper.training.data import Batches, check_again, check_data
 from piper.training.line import Log
 from piper.training.lr import LearningRate
 from piper.training.meter import Meter, unit_of
+from piper.training.position import Position
+from piper.training.progress import Progress
 from piper.training.records import Record, Training
 
 _REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
@@ -39,8 +43,9 @@ def train(
     evaluate: Any = None,
     evaluate_every: int = 0,
     log: str = "auto",
-    on_step: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Any] = (),
     stop_on_nan: bool = False,
+    start: Progress | None = None,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -52,30 +57,21 @@ def train(
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
-    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
+    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
+    step and more (`piper.Callback`); one that raises ends the training.
+    `start` is the progress of a loop that trained the same parameters before: this one goes on with the
+    next sample, in all `steps` steps.
     """
     _check(steps, evaluate, evaluate_every)
     check_data(data)
-    with _opened(job, launch, log, launch_options) as (run, lines):
-        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan)
-        if evaluate is not None:
-            _prepare_evaluation(run, evaluate)
-        for batch in islice(batches(run, data), steps):
-            loop.step(batch)
-            done = len(loop.training.records)
-            if evaluate_every and done % evaluate_every == 0:
-                loop.evaluate(evaluate)
-            if on_step is not None:
-                on_step(loop.training.records[-1])
-        done = len(loop.training.records)
-        if steps is not None and done < steps:
-            raise RunError(
-                f"the data ended after {done} of {steps} steps",
-                legal="steps=None: until the data ends; or data that begins again",
-            )
-        if evaluate is not None and done and loop.training.records[-1].evaluation is None:
-            loop.evaluate(evaluate)
-        return loop.end()
+    told = Callbacks(callbacks, silent=not _speaks(job, launch))
+    try:
+        with _opened(job, launch, log, launch_options) as (run, lines):
+            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress(), told)
+            return loop.train(data, evaluate, evaluate_every)
+    except BaseException as error:
+        told.fail(error)
+        raise
 
 
 class _Loop:
@@ -88,18 +84,90 @@ class _Loop:
         steps: int | None,
         lr_schedule: Callable[[Any], Any] | None,
         stop_on_nan: bool,
+        start: Progress,
+        callbacks: Callbacks,
     ) -> None:
         self.run = run
         self.lines = lines
-        self.meter = Meter(run, steps)
+        self.callbacks = callbacks
+        self.start = start
+        self.steps = steps
+        before = start.position.steps
+        self.meter = Meter(run, None if steps is None else max(0, steps - before))
         self.rate = LearningRate(run.plan.param_groups, lr_schedule or _constant)
         self.scheduled = lr_schedule is not None
+        if self.scheduled and start.schedule is not None:
+            self.rate.load_state_dict(decoded(start.schedule))
+        elif self.scheduled:
+            for _ in range(before):
+                self.rate.advance()
         self.stop_on_nan = stop_on_nan
         self.warned = False
         self.told = len(run.compiled)
         self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
-        self.training = Training(self.meter.unit)
+        self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
+        self.batches: Batches | None = None
+
+    @property
+    def done(self) -> int:
+        """Steps, with those before this loop."""
+        return self.start.position.steps + self.meter.num
+
+    def train(self, data: Any, evaluate: Any, evaluate_every: int) -> Training:
+        """All steps that are left."""
+        if evaluate is not None:
+            _prepare_evaluation(self.run, evaluate)
+        self._tell("on_start", self._facts())
+        self.batches = Batches(self.run, data, start=self.start.position)
+        for batch in islice(self.batches, self.meter.steps):
+            self.step(batch)
+            if evaluate_every and self.done % evaluate_every == 0:
+                self.evaluate(evaluate)
+        if self.steps is not None and self.done < self.steps:
+            raise RunError(
+                f"the data ended after {self.done} of {self.steps} steps",
+                legal="steps=None: until the data ends; or data that begins again",
+            )
+        if evaluate is not None and self.meter.num and self.training.records[-1].evaluation is None:
+            self.evaluate(evaluate)
+        return self.end()
+
+    def _facts(self) -> dict[str, Any]:
+        plan = self.run.plan
+        return {
+            "step": self.done,
+            "steps": self.steps,
+            "ranks": plan.mesh.size,
+            "mesh": str(plan.mesh),
+            "plan": plan.content_hash(),
+            "unit": self.meter.unit,
+        }
+
+    def _tell(self, event: str, fact: Any) -> None:
+        try:
+            self.callbacks.tell(event, fact)
+        except PiperError:
+            if self.run.workers.reading == "rank":  # others shall not say that this one was lost
+                pool: Any = self.run.workers.pool
+                pool.speak()
+            raise
+
+    def progress(self) -> Progress:
+        """What another loop needs to go on from here; under torchrun every rank asks."""
+        return Progress(
+            position=self.position(),
+            schedule=encoded(self.rate.state_dict()) if self.scheduled else None,
+            records=tuple(self.training.records),
+            seconds=self.seconds,
+        )
+
+    def position(self) -> Position:
+        return self.batches.position() if self.batches else self.start.position
+
+    @property
+    def seconds(self) -> float:
+        return self.start.seconds + time.perf_counter() - self.begun
 
     def step(self, batch: Any) -> None:
         """One step and its line. Its time is that since the last one, so that reading data counts."""
@@ -108,13 +176,15 @@ class _Loop:
             self.options = self.rate.options
             self.run.set_options(self.options)
         result = self.run.step(batch)
+        if self.batches:
+            self.batches.trained()
         if self.scheduled:
             self.rate.advance(result.loss)
         now = time.perf_counter()
         seconds, self.since = now - self.since - self._say_compiled(), now
         self.meter.step(seconds)
         record = Record(
-            step=self.meter.num,
+            step=self.done,
             loss=result.loss,
             norm=result.norm,
             lr=lr,
@@ -124,9 +194,10 @@ class _Loop:
             memory=self.meter.memory,
         )
         self.training.records.append(record)
-        self.lines.step(record, self.meter.steps, self.meter.eta)
+        self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
+        self._tell("on_step", record)
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -152,7 +223,7 @@ class _Loop:
     def evaluate(self, data: Any) -> None:
         """The mean loss over all batches of other data, in the record of the last step."""
         begun, total, count, num = time.perf_counter(), 0.0, 0.0, 0
-        for batch in batches(self.run, data, name="eval"):
+        for batch in Batches(self.run, data, name="eval"):
             result = self.run.evaluate(batch)
             total, count, num = total + result.loss * result.count, count + result.count, num + 1
         if not num:
@@ -162,15 +233,18 @@ class _Loop:
         self._say_compiled()
         now = time.perf_counter()
         self.lines.evaluation(last.step, total / count, num, now - begun)
+        self._tell("on_evaluation", self.training.records[-1])
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:
         """Under torchrun ranks have measured times of their own: all get those of rank 0."""
-        self.training.seconds = time.perf_counter() - self.begun
+        self.training.seconds = self.seconds
+        self.training.position = self.position()
         if self.run.workers.reading == "rank":
             pool: Any = self.run.workers.pool
             self.training = pool.from_first(self.training)
         self.lines.end(self.training)
+        self._tell("on_end", self.training)
         return self.training
 
 
@@ -194,6 +268,15 @@ def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
     return "single" if plan.mesh.size == 1 else "local"
 
 
+def _speaks(job: Job | Run, launch: str | Pool) -> bool:
+    """Whether this process says what happens: of several ranks of torchrun the first does."""
+    if isinstance(job, Run):
+        alone = job.workers.reading != "rank"
+    else:
+        alone = launcher_of(job.plan, launch) != "torchrun"
+    return alone or os.environ.get("RANK") == "0"
+
+
 @contextlib.contextmanager
 def _opened(
     job: Job | Run, launch: str | Pool, log: str, options: dict[str, Any]
@@ -203,12 +286,10 @@ def _opened(
     if isinstance(job, Run):
         if launch != "auto" or options:
             raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
-        first = job.workers.reading != "rank" or os.environ["RANK"] == "0"
-        yield job, Log(log if first else "none", unit=unit)
+        yield job, Log(log if _speaks(job, launch) else "none", unit=unit)
         return
     launcher = launcher_of(job.plan, launch)
-    first = launcher != "torchrun" or os.environ.get("RANK") == "0"
-    lines = Log(log if first else "none", unit=unit)
+    lines = Log(log if _speaks(job, launch) else "none", unit=unit)
     if launcher in _REPORTING:
         options = {"report": lines.launch, **options}
     with job.launch(launcher, **options) as run:

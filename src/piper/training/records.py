@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from piper.training.position import Position
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `norm` is None without clipping, `mfu` where the hardware is not known; `memory` is the
@@ -35,11 +37,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Training(msgspec.Struct):
-    """All steps of a training run, and what came of them. `unit` is what `per_second` counts."""
+    """All steps of a training run, and what came of them. `unit` is what `per_second` counts; `position`
+    is where it stands in its data."""
 
     unit: str
     records: list[Record] = []
     seconds: float = 0.0
+    position: Position = Position()
 
     @property
     def losses(self) -> list[float]:
@@ -69,6 +73,9 @@ class Training(msgspec.Struct):
 
     def __str__(self) -> str:
         return self.as_text()
+
+    def __repr__(self) -> str:
+        return f"<Training: {self.as_text()}>"
 
     def to_json(self) -> bytes:
         facts = {

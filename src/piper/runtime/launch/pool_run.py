@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from piper.bodies.files.registrations import registering_modules
@@ -12,10 +13,13 @@ from piper.errors import RunError
 from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
+from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.worker.worker import Worker
+from piper.stored.pieces import StoredState
+from piper.stored.writers import Entry
 
 
 class PoolRun:
@@ -27,6 +31,7 @@ class PoolRun:
         bodies: Mapping[str, str],
         pool: Pool | Callable[[], Pool],
         *,
+        stored: StoredState | None = None,
         compile: bool = False,
     ) -> None:
         self.own_pool = callable(pool)
@@ -35,11 +40,14 @@ class PoolRun:
         self.bodies = bodies
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
+        self.stored = stored  # what the run starts from, if not from the model's own code
         self._set: list[
             dict[str, Any]
         ] = []  # what each parameter group is set to with the next step
+        self.now: list[dict[str, Any]] = [{} for _ in plan.param_groups]  # all that was set
         self.ranks: dict[str, list[RankPlan]] = {}  # by role, of the ranks that this process drives
         self._data: dict[str, str] = {}  # by role: what the ranks read
+        self.marks: dict[str, Mark] = {}  # by role: where the ranks stand in it
         try:
             self._check()
             self.load(plan, bodies, "train")
@@ -94,6 +102,8 @@ class PoolRun:
             modules = registering_modules(bodies.values())
             files = ((module.__name__, getattr(module, "__file__", None)) for module in modules)
             payload["imports"] = [module_reference(m, file) for m, file in files if file]
+        if name == "train" and self.stored is not None:
+            payload["stored"] = msgspec.json.encode(self.stored)
         self.call("load", payload)
         if self.reading != "driver":
             hashes = set(self.call("plan_hash", name))
@@ -151,27 +161,46 @@ class PoolRun:
             )
         before = self._set or [{} for _ in each]
         self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
+        self.now = [{**old, **new} for old, new in zip(self.now, each, strict=True)]
 
-    def read(self, function: Data, name: str = "train") -> None:
-        """Have every rank that needs batches read its share from a function, from the start."""
-        payload = {"name": name, "function": reference(function)}
+    def read(self, function: Data, name: str = "train", marks: Sequence[Mark] = ()) -> None:
+        """Have every rank that needs batches read its share from a function: from the start, or from
+        the mark of its data rank."""
+        payload = {"name": name, "function": reference(function), "marks": list(marks)}
         self._data[name] = place_of(function)
         self.call("read", payload)
 
     def fetch(self, name: str = "train") -> Shapes:
         """Have every rank read its next batch: the shapes of the global one; nothing if the data has
         ended, for all of them."""
-        answers = self.call("fetch", name)
-        ended = [rank for rank, shapes in enumerate(answers) if shapes == ()]
-        more = {rank: shapes for rank, shapes in enumerate(answers) if shapes}
+        answers = [(rank, found) for rank, found in enumerate(self.call("fetch", name)) if found]
+        ended = [rank for rank, found in answers if not found.shapes]
+        more = {rank: found.shapes for rank, found in answers if found.shapes}
         check_ends(list(more), ended)
-        return agreed_shapes(more) if more else ()
+        if not more:
+            return ()
+        self.marks[name] = answers[0][1].mark
+        return agreed_shapes(more)
 
     def describe(self) -> list[dict[str, str]]:
         return self.call("describe")
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return self.call("tensors", kind)
+
+    def save(self, entries: Sequence[Sequence[Entry]], folder: str) -> list[float]:
+        """Have every rank write its entries into a folder, beside the work; seconds that each took to
+        begin."""
+        payloads = [
+            {"entries": msgspec.json.encode(entries[rank]), "folder": folder}
+            for rank in self.pool.ranks
+        ]
+        return self._call("save", payloads)
+
+    def saved(self) -> list[dict[str, Any]] | None:
+        """What all ranks have written; None as long as one is not done."""
+        answers = self.call("saved")
+        return None if any(answer is None for answer in answers) else answers
 
     def memory(self) -> list[dict[str, int]]:
         return self.call("memory")

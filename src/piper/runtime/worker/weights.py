@@ -1,16 +1,52 @@
-"""Weights: the initial value of a model's tensor, from the seed and its name alone."""
+"""Weights: what the model's tensors hold before the first step, made by their code or from files."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from urllib.parse import unquote
 
 import torch
 from torch import Tensor
 
 from piper.bodies.files.codec import load
 from piper.plan.holdings import Holding
-from piper.plan.types import ModelTensor
+from piper.plan.types import ModelTensor, Plan
+from piper.runtime.state.read_pieces import PieceReader
+from piper.stored.pieces import StoredState
+
+
+class Weights:
+    """Values of a plan's tensors: those that are stored, else the initial ones by the plan's seed."""
+
+    def __init__(
+        self, plan: Plan, bodies: Mapping[str, str], stored: StoredState | None = None
+    ) -> None:
+        self.plan = plan
+        self.bodies = bodies
+        self.stored = stored
+        self.reader = PieceReader(stored.model if stored else {})
+
+    def of(self, plan: Plan, bodies: Mapping[str, str]) -> Weights:
+        """The same for another plan of the same model."""
+        other = Weights(plan, bodies, self.stored)
+        other.reader = self.reader
+        return other
+
+    def elements(self, held: Holding) -> Tensor:
+        """Those of a holding, one after the other."""
+        name = unquote(held.tensor)
+        if name in self.reader.stored:
+            return self.reader.elements(name, held.box, held.first, held.last)
+        return elements_of(self._made(held.tensor), held)
+
+    def whole(self, name: str) -> Tensor:
+        """All of a tensor, for those that no step uses."""
+        own = unquote(name)
+        return self.reader.tensor(own) if own in self.reader.stored else self._made(name)
+
+    def _made(self, name: str) -> Tensor:
+        return initial_value(self.plan.tensors[name], self.bodies, seed=self.plan.seed)
 
 
 def initial_value(tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int) -> Tensor:
