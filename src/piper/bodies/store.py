@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from piper.bodies.chunk_code import ChunkCode, spec_of
-from piper.bodies.cutting.blame import blaming
 from piper.bodies.cutting.body_memory import bytes_inside, refuse_shared_memory
+from piper.bodies.cutting.failing_code import blaming
 from piper.bodies.cutting.joint import trace_joint
 from piper.bodies.cutting.partition import Half, Recompute, partition
 from piper.bodies.cutting.routed import Routing, bounded, route
