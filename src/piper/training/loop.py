@@ -21,6 +21,13 @@ from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
+from piper.training.checkpoints import (
+    Checkpoints,
+    check_settings,
+    heeding_termination,
+    newest,
+    progress_of,
+)
 from piper.training.data import Batches, check_again, check_data
 from piper.training.line import Log
 from piper.training.lr import LearningRate
@@ -45,6 +52,10 @@ def train(
     on_step: Callable[[Record], None] | None = None,
     stop_on_nan: bool = False,
     start: Progress | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
+    resume: bool = False,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -59,19 +70,40 @@ def train(
     "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
     next sample, in all `steps` steps.
+    In the folder `checkpoint` the run is saved every `checkpoint_every` steps, beside the coming ones,
+    at the end, and when the process is asked to end (SIGTERM); the latest `keep` stay, or all. With
+    `resume` it goes on from the latest one there, under whatever strategy that was saved.
     """
     _check(steps, evaluate, evaluate_every)
+    check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
-    with _opened(job, launch, log, launch_options) as (run, lines):
-        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress())
+    found = checkpoint if resume else None
+    with contextlib.ExitStack() as stack:
+        run, lines = stack.enter_context(_opened(job, launch, log, launch_options, found))
+        begun = start or progress_of(run.resumed) or Progress(position=Position(steps=run.steps))
+        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun)
         if evaluate is not None:
             _prepare_evaluation(run, evaluate)
+        saver, asked = None, None
+        if checkpoint is not None:
+            every = checkpoint_every or 0
+            saver = Checkpoints(
+                run, lines, checkpoint, every=every, keep=keep, progress=loop.progress
+            )
+            asked = stack.enter_context(heeding_termination(run))
         for batch in islice(loop.read(data), loop.meter.steps):
             loop.step(batch)
             if evaluate_every and loop.done % evaluate_every == 0:
                 loop.evaluate(evaluate)
             if on_step is not None:
                 on_step(loop.training.records[-1])
+            if saver and asked:
+                saver.after_step()
+                if asked():
+                    saver.end()
+                    lines.note(f"asked to end: stopped after step {loop.done}, which is saved")
+                    loop.training.stopped = True
+                    return loop.end()
         done = loop.done
         if steps is not None and done < steps:
             raise RunError(
@@ -80,6 +112,8 @@ def train(
             )
         if evaluate is not None and loop.meter.num and loop.training.records[-1].evaluation is None:
             loop.evaluate(evaluate)
+        if saver:
+            saver.end()
         return loop.end()
 
 
@@ -239,12 +273,17 @@ def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
 
 @contextlib.contextmanager
 def _opened(
-    job: Job | Run, launch: str | Pool, log: str, options: dict[str, Any]
+    job: Job | Run,
+    launch: str | Pool,
+    log: str,
+    options: dict[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
 ) -> Iterator[tuple[Run, Log]]:
-    """A run and its log; a run that was made here ends here."""
+    """A run and its log; a run that was made here ends here. It goes on from the latest of the
+    checkpoints in a folder, if it is given one that has any."""
     unit, _ = unit_of(job.plan)
     if isinstance(job, Run):
-        if launch != "auto" or options:
+        if launch != "auto" or options or checkpoint is not None:
             raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
         first = job.workers.reading != "rank" or os.environ["RANK"] == "0"
         yield job, Log(log if first else "none", unit=unit)
@@ -254,7 +293,17 @@ def _opened(
     lines = Log(log if first else "none", unit=unit)
     if launcher in _REPORTING:
         options = {"report": lines.launch, **options}
-    with job.launch(launcher, **options) as run:
+    saved = None if checkpoint is None else newest(checkpoint, lines)
+    if saved is not None:
+        opened = job.resume(saved, launcher, **options)
+    else:
+        opened = job.launch(launcher, **options)
+    with opened as run:
+        if checkpoint is not None:
+            since = (
+                f"resumed from {saved}" if saved else f"{os.fspath(checkpoint)}: no checkpoint yet"
+            )
+            lines.note(since)
         lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
         yield run, lines
 
