@@ -171,7 +171,7 @@ def _train(
         file = arguments.data or arguments.file
         _note(arguments, f"{file} has no data(share): each step makes a batch()")
         data = MadeBatches(module.batch, seed=job.plan.seed)
-    last: list[Record] = []
+    last = _Last()
     try:
         training = piper.train(
             job,
@@ -183,18 +183,26 @@ def _train(
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
             stop_on_nan=arguments.stop_on_nan,
+            callbacks=[last],
             checkpoint=arguments.checkpoint,
             checkpoint_every=arguments.every,
             keep=arguments.keep,
             resume=arguments.resume,
-            on_step=lambda record: last.__setitem__(slice(None), [record]),
             **options,
         )
     except KeyboardInterrupt:
-        done = f"step {last[0].step}: loss {last[0].loss:.4f}" if last else "no step"
-        print(f"interrupted after {done}", file=sys.stderr)
+        print(f"interrupted after {last.step}", file=sys.stderr)
         return INTERRUPTED
     return TERMINATED if training.stopped else 0
+
+
+class _Last:
+    """A callback that keeps what there is to say of the last step."""
+
+    step = "no step"
+
+    def on_step(self, record: Record) -> None:
+        self.step = f"step {record.step}: loss {record.loss:.4f}"
 
 
 def _program(module: ModuleType, arguments: argparse.Namespace) -> Any:

@@ -15,8 +15,10 @@ from piper.api.run import Run
 from piper.api.saving import Saving
 from piper.errors import FileError, RunError
 from piper.stored.folders import checkpoints, prune, step_folder, sweep
-from piper.stored.manifest import Manifest, read_manifest
+from piper.stored.manifest import read_manifest
+from piper.training.callbacks import Callbacks
 from piper.training.line import Log
+from piper.training.position import Position
 from piper.training.progress import Progress
 
 KEPT_RECORDS = 10_000  # the last ones: a checkpoint should not grow with every step
@@ -34,7 +36,7 @@ class Checkpoints:
         every: int,
         keep: int | None,
         progress: Callable[[], Progress],
-        saved: Callable[[dict[str, Any]], None] = lambda facts: None,
+        told: Callbacks,
     ) -> None:
         self.run = run
         self.lines = lines
@@ -42,7 +44,7 @@ class Checkpoints:
         self.every = every
         self.keep = keep
         self.progress = progress
-        self.saved = saved
+        self.told = told
         self.saving: Saving | None = None
         self.last = run.steps if run.resumed else -1  # the step that was saved last
         left = run.agreed(lambda: sweep(folder))
@@ -96,7 +98,7 @@ class Checkpoints:
             "seconds": saving.seconds,
         }
         self.lines.checkpoint(facts)
-        self.saved(facts)
+        self.told.tell("on_checkpoint", facts)
 
     def _failed(self, error: FileError) -> None:
         """Training goes on: what was saved before is still there."""
@@ -112,21 +114,25 @@ def facts_of(progress: Progress) -> dict[str, Any]:
     return facts
 
 
-def progress_of(manifest: Manifest | None) -> Progress | None:
-    """What a loop told when it saved; None where nobody did."""
-    if manifest is None or not manifest.training:
-        return None
-    return Progress.from_json(msgspec.json.encode(manifest.training))
+def progress_of(run: Run) -> Progress:
+    """Where the loop was that saved what a run goes on from. Without a loop it began at no sample."""
+    if run.resumed is None or not run.resumed.training:
+        return Progress(position=Position(steps=run.steps))
+    return Progress.from_json(msgspec.json.encode(run.resumed.training))
 
 
 def newest(folder: str | os.PathLike[str], lines: Log) -> str | None:
     """The latest checkpoint whose manifest can be read."""
-    for path in reversed(checkpoints(folder)):
+    found = checkpoints(folder)
+    if not found:
+        lines.note(f"{os.fspath(folder)} has no checkpoint yet")
+    for path in reversed(found):
         try:
             read_manifest(path)
         except FileError as error:
             lines.note(f"{error.message}: an older checkpoint is taken")
             continue
+        lines.note(f"resumed from {path}")
         return os.fspath(path)
     return None
 

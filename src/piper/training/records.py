@@ -75,6 +75,9 @@ class Training(msgspec.Struct):
     def __str__(self) -> str:
         return self.as_text()
 
+    def __repr__(self) -> str:
+        return f"<Training: {self.as_text()}>"
+
     def to_json(self) -> bytes:
         facts = {
             "unit": self.unit,
