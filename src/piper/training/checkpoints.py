@@ -115,8 +115,11 @@ def facts_of(progress: Progress) -> dict[str, Any]:
 
 
 def progress_of(run: Run) -> Progress:
-    """Where the loop was that saved what a run goes on from. Without a loop it began at no sample."""
-    if run.resumed is None or not run.resumed.training:
+    """Where the loop was that saved what a run goes on from, unless it has gone on already. What was
+    saved outside of a loop knows its steps, and of no data."""
+    if run.resumed is None or run.steps != run.resumed.steps:
+        return Progress()
+    if not run.resumed.training:
         return Progress(position=Position(steps=run.steps))
     return Progress.from_json(msgspec.json.encode(run.resumed.training))
 

@@ -169,10 +169,14 @@ class _Loop:
             saver.end()
         if self.training.stopped:
             self.lines.note(f"asked to end: stopped after step {self.done}, which is saved")
-        elif evaluate is not None and self.meter.num:
-            if self.training.records[-1].evaluation is None:
-                self.evaluate(evaluate)
+        elif evaluate is not None and self.meter.num and not self._evaluated:
+            self.evaluate(evaluate)
         return self.end()
+
+    @property
+    def _evaluated(self) -> bool:
+        """Whether the last step's record has an evaluation."""
+        return self.training.records[-1].evaluation is not None
 
     def _facts(self) -> dict[str, Any]:
         plan = self.run.plan
