@@ -292,6 +292,12 @@ class Run:
         self.closed = True
         self.workers.close()
 
+    def __repr__(self) -> str:
+        ranks = f"{self.plan.mesh.size} ranks ({self.plan.mesh}) on {self.plan.device}"
+        return (
+            f"<Run of plan {self.plan.content_hash()}: {ranks}{', closed' if self.closed else ''}>"
+        )
+
     def __enter__(self) -> Run:
         return self
 

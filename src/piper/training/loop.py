@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,13 +14,21 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import RunError
+from piper.errors import PiperError, RunError
 from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
+from piper.training.callbacks import Callbacks
+from piper.training.checkpoints import (
+    Checkpoints,
+    check_settings,
+    heeding_termination,
+    newest,
+    progress_of,
+)
 from piper.training.data import Batches, check_again, check_data
 from piper.training.line import Log
 from piper.training.lr import LearningRate
@@ -42,9 +50,13 @@ def train(
     evaluate: Any = None,
     evaluate_every: int = 0,
     log: str = "auto",
-    on_step: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Any] = (),
     stop_on_nan: bool = False,
     start: Progress | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
+    resume: bool = False,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -56,31 +68,34 @@ def train(
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
-    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
+    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
+    step and more (`piper.Callback`); one that raises ends the training.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
     next sample, in all `steps` steps.
+    In the folder `checkpoint` the run is saved every `checkpoint_every` steps, beside the coming ones,
+    at the end, and when the process is asked to end (SIGTERM); the latest `keep` stay, or all. With
+    `resume` it goes on from the latest one there, whatever strategy that was saved under.
     """
     _check(steps, evaluate, evaluate_every)
+    check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
-    with _opened(job, launch, log, launch_options) as (run, lines):
-        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress())
-        if evaluate is not None:
-            _prepare_evaluation(run, evaluate)
-        for batch in islice(loop.read(data), loop.meter.steps):
-            loop.step(batch)
-            if evaluate_every and loop.done % evaluate_every == 0:
-                loop.evaluate(evaluate)
-            if on_step is not None:
-                on_step(loop.training.records[-1])
-        done = loop.done
-        if steps is not None and done < steps:
-            raise RunError(
-                f"the data ended after {done} of {steps} steps",
-                legal="steps=None: until the data ends; or data that begins again",
+    told = Callbacks(callbacks, silent=not _speaks(job, launch))
+    try:
+        before = checkpoint if resume else None
+        with _opened(job, launch, log, launch_options, before) as (run, lines):
+            begun = start or progress_of(run)
+            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told)
+            if checkpoint is None:
+                return loop.train(data, evaluate, evaluate_every)
+            every = checkpoint_every or 0
+            saver = Checkpoints(
+                run, lines, checkpoint, every=every, keep=keep, progress=loop.progress, told=told
             )
-        if evaluate is not None and loop.meter.num and loop.training.records[-1].evaluation is None:
-            loop.evaluate(evaluate)
-        return loop.end()
+            with heeding_termination(run) as asked_to_end:
+                return loop.train(data, evaluate, evaluate_every, saver, asked_to_end)
+    except BaseException as error:
+        told.fail(error)
+        raise
 
 
 class _Loop:
@@ -94,9 +109,11 @@ class _Loop:
         lr_schedule: Callable[[Any], Any] | None,
         stop_on_nan: bool,
         start: Progress,
+        callbacks: Callbacks,
     ) -> None:
         self.run = run
         self.lines = lines
+        self.callbacks = callbacks
         self.start = start
         self.steps = steps
         before = start.position.steps
@@ -121,9 +138,65 @@ class _Loop:
         """Steps, with those before this loop."""
         return self.start.position.steps + self.meter.num
 
-    def read(self, data: Any) -> Batches:
+    def train(
+        self,
+        data: Any,
+        evaluate: Any,
+        evaluate_every: int,
+        saver: Checkpoints | None = None,
+        asked_to_end: Callable[[], bool] = lambda: False,
+    ) -> Training:
+        """All steps that are left, or those until the process is asked to end."""
+        if evaluate is not None:
+            _prepare_evaluation(self.run, evaluate)
+        self._tell("on_start", self._facts())
         self.batches = Batches(self.run, data, start=self.start.position)
-        return self.batches
+        for batch in islice(self.batches, self.meter.steps):
+            self.step(batch)
+            if evaluate_every and self.done % evaluate_every == 0:
+                self.evaluate(evaluate)
+            if saver:
+                saver.after_step()
+            if asked_to_end():
+                self.training.stopped = True
+                break
+        if self.steps is not None and self.done < self.steps and not self.training.stopped:
+            raise RunError(
+                f"the data ended after {self.done} of {self.steps} steps",
+                legal="steps=None: until the data ends; or data that begins again",
+            )
+        if saver:
+            saver.end()
+        if self.training.stopped:
+            self.lines.note(f"asked to end: stopped after step {self.done}, which is saved")
+        elif evaluate is not None and self.meter.num and not self._evaluated:
+            self.evaluate(evaluate)
+        return self.end()
+
+    @property
+    def _evaluated(self) -> bool:
+        """Whether the last step's record has an evaluation."""
+        return self.training.records[-1].evaluation is not None
+
+    def _facts(self) -> dict[str, Any]:
+        plan = self.run.plan
+        return {
+            "step": self.done,
+            "steps": self.steps,
+            "ranks": plan.mesh.size,
+            "mesh": str(plan.mesh),
+            "plan": plan.content_hash(),
+            "unit": self.meter.unit,
+        }
+
+    def _tell(self, event: str, fact: Any) -> None:
+        try:
+            self.callbacks.tell(event, fact)
+        except PiperError:
+            if self.run.workers.reading == "rank":  # others shall not say that this one was lost
+                pool: Any = self.run.workers.pool
+                pool.speak()
+            raise
 
     def progress(self) -> Progress:
         """What another loop needs to go on from here; under torchrun every rank asks."""
@@ -169,6 +242,7 @@ class _Loop:
         self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
+        self._tell("on_step", record)
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -204,6 +278,7 @@ class _Loop:
         self._say_compiled()
         now = time.perf_counter()
         self.lines.evaluation(last.step, total / count, num, now - begun)
+        self._tell("on_evaluation", self.training.records[-1])
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:
@@ -214,6 +289,7 @@ class _Loop:
             pool: Any = self.run.workers.pool
             self.training = pool.from_first(self.training)
         self.lines.end(self.training)
+        self._tell("on_end", self.training)
         return self.training
 
 
@@ -237,24 +313,39 @@ def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
     return "single" if plan.mesh.size == 1 else "local"
 
 
+def _speaks(job: Job | Run, launch: str | Pool) -> bool:
+    """Whether this process says what happens: of several ranks of torchrun the first does."""
+    if isinstance(job, Run):
+        alone = job.workers.reading != "rank"
+    else:
+        alone = launcher_of(job.plan, launch) != "torchrun"
+    return alone or os.environ.get("RANK") == "0"
+
+
 @contextlib.contextmanager
 def _opened(
-    job: Job | Run, launch: str | Pool, log: str, options: dict[str, Any]
+    job: Job | Run,
+    launch: str | Pool,
+    log: str,
+    options: dict[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
 ) -> Iterator[tuple[Run, Log]]:
-    """A run and its log; a run that was made here ends here."""
+    """A run and its log; a run that was made here ends here. Of a folder of checkpoints it goes on from
+    the latest one, if there is any."""
     unit, _ = unit_of(job.plan)
     if isinstance(job, Run):
-        if launch != "auto" or options:
+        if launch != "auto" or options or checkpoint is not None:
             raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
-        first = job.workers.reading != "rank" or os.environ["RANK"] == "0"
-        yield job, Log(log if first else "none", unit=unit)
+        yield job, Log(log if _speaks(job, launch) else "none", unit=unit)
         return
     launcher = launcher_of(job.plan, launch)
-    first = launcher != "torchrun" or os.environ.get("RANK") == "0"
-    lines = Log(log if first else "none", unit=unit)
+    lines = Log(log if _speaks(job, launch) else "none", unit=unit)
     if launcher in _REPORTING:
         options = {"report": lines.launch, **options}
-    with job.launch(launcher, **options) as run:
+    saved = None if checkpoint is None else newest(checkpoint, lines)
+    with (
+        job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
+    ):
         lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
         yield run, lines
 

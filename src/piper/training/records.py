@@ -44,6 +44,7 @@ class Training(msgspec.Struct):
     records: list[Record] = []
     seconds: float = 0.0
     position: Position = Position()
+    stopped: bool = False  # before its end, because the process was asked to end
 
     @property
     def losses(self) -> list[float]:
@@ -73,6 +74,9 @@ class Training(msgspec.Struct):
 
     def __str__(self) -> str:
         return self.as_text()
+
+    def __repr__(self) -> str:
+        return f"<Training: {self.as_text()}>"
 
     def to_json(self) -> bytes:
         facts = {

@@ -139,6 +139,11 @@ class TorchrunPool:
         time.sleep(2 * GRACE_SECONDS)
         raise SystemExit(1)
 
+    def speak(self) -> None:
+        """This rank has an error of its own to raise: the others end without a word."""
+        with self._speaking:
+            self.rollcall.speaks()
+
     def from_first(self, mine: Any) -> Any:
         """What rank 0 has."""
         found = [mine]
