@@ -66,6 +66,16 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
     )
+    group.add_argument(
+        "--read-again",
+        type=int,
+        default=0,
+        metavar="N",
+        help="times that data which fails is tried",
+    )
+    group.add_argument(
+        "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
+    )
     parser.set_defaults(run=run)
 
 
@@ -173,6 +183,8 @@ def _train(
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
             stop_on_nan=arguments.stop_on_nan,
+            read_again=arguments.read_again,
+            skip_unreadable=arguments.skip_unreadable,
             callbacks=[last],
             **options,
         )

@@ -19,10 +19,11 @@ from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
+from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.callbacks import Callbacks
-from piper.training.data import Batches, check_again, check_data
+from piper.training.data import Batches, check_again, check_data, check_policy
 from piper.training.line import Log
 from piper.training.lr import LearningRate
 from piper.training.meter import Meter, unit_of
@@ -45,6 +46,8 @@ def train(
     log: str = "auto",
     callbacks: Sequence[Any] = (),
     stop_on_nan: bool = False,
+    read_again: int = 0,
+    skip_unreadable: int = 0,
     start: Progress | None = None,
     **launch_options: Any,
 ) -> Training:
@@ -59,16 +62,20 @@ def train(
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
     "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
     step and more (`piper.Callback`); one that raises ends the training.
+    Data that raises is read again up to `read_again` times; then up to `skip_unreadable` batches are
+    left out, by all ranks together, before it is an error.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
     next sample, in all `steps` steps.
     """
     _check(steps, evaluate, evaluate_every)
     check_data(data)
+    policy = ReadPolicy(read_again, skip_unreadable)
+    check_policy(data, policy)
     told = Callbacks(callbacks, silent=not _speaks(job, launch))
     try:
         with _opened(job, launch, log, launch_options) as (run, lines):
             loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress(), told)
-            return loop.train(data, evaluate, evaluate_every)
+            return loop.train(data, policy, evaluate, evaluate_every)
     except BaseException as error:
         told.fail(error)
         raise
@@ -108,18 +115,19 @@ class _Loop:
         self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
         self.batches: Batches | None = None
+        self.unread = (0, 0)  # batches that were tried again, and left out, as far as it was said
 
     @property
     def done(self) -> int:
         """Steps, with those before this loop."""
         return self.start.position.steps + self.meter.num
 
-    def train(self, data: Any, evaluate: Any, evaluate_every: int) -> Training:
+    def train(self, data: Any, policy: ReadPolicy, evaluate: Any, evaluate_every: int) -> Training:
         """All steps that are left."""
         if evaluate is not None:
             _prepare_evaluation(self.run, evaluate)
         self._tell("on_start", self._facts())
-        self.batches = Batches(self.run, data, start=self.start.position)
+        self.batches = Batches(self.run, data, start=self.start.position, policy=policy)
         for batch in islice(self.batches, self.meter.steps):
             self.step(batch)
             if evaluate_every and self.done % evaluate_every == 0:
@@ -192,12 +200,28 @@ class _Loop:
             per_second=self.meter.units / seconds,
             mfu=self.meter.mfu(seconds),
             memory=self.meter.memory,
+            **self._say_unread(),
         )
         self.training.records.append(record)
         self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
         self._tell("on_step", record)
+
+    def _say_unread(self) -> dict[str, int]:
+        """How often reading the step's batch was tried again, and how many were left out before it, with
+        a line for each."""
+        if self.batches is None:
+            return {}
+        faults, (retried, skipped) = self.batches.faults, self.unread
+        for text in faults.left_out[skipped:]:
+            self.lines.warning(self.done, f"a batch before it was left out: {text}")
+        self.unread = faults.retried, len(faults.left_out)
+        if self.unread[0] > retried:
+            times = self.unread[0] - retried
+            often = "once" if times == 1 else f"{times} times"
+            self.lines.warning(self.done, f"its data was read again, {often}")
+        return {"retried": self.unread[0] - retried, "skipped": self.unread[1] - skipped}
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
