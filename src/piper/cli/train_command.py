@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from piper.training.records import Record
 
 INTERRUPTED = 130
+TERMINATED = 143
 LAUNCHERS = {  # which options of the command line each launcher takes
     "local": ("timeout", "ranks_per_gpu", "compile"),
     "torchrun": ("timeout", "compile"),
@@ -75,6 +76,15 @@ def add_parser(commands: Any) -> None:
     )
     group.add_argument(
         "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
+    )
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument(
+        "--checkpoint", metavar="DIR", help="save into DIR, at the end and on SIGTERM"
+    )
+    group.add_argument("--every", type=int, metavar="N", help="save every N steps, too")
+    group.add_argument("--keep", type=int, metavar="K", help="keep the latest K (default: all)")
+    group.add_argument(
+        "--resume", action="store_true", help="go on from the latest one in DIR, if there is any"
     )
     parser.set_defaults(run=run)
 
@@ -173,7 +183,7 @@ def _train(
         data = MadeBatches(module.batch, seed=job.plan.seed)
     last = _Last()
     try:
-        piper.train(
+        training = piper.train(
             job,
             data,
             steps=arguments.steps,
@@ -186,12 +196,16 @@ def _train(
             read_again=arguments.read_again,
             skip_unreadable=arguments.skip_unreadable,
             callbacks=[last],
+            checkpoint=arguments.checkpoint,
+            checkpoint_every=arguments.every,
+            keep=arguments.keep,
+            resume=arguments.resume,
             **options,
         )
     except KeyboardInterrupt:
         print(f"interrupted after {last.step}", file=sys.stderr)
         return INTERRUPTED
-    return 0
+    return TERMINATED if training.stopped else 0
 
 
 class _Last:

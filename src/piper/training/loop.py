@@ -23,6 +23,13 @@ from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.callbacks import Callbacks
+from piper.training.checkpoints import (
+    Checkpoints,
+    check_settings,
+    heeding_termination,
+    newest,
+    progress_of,
+)
 from piper.training.data import Batches, check_again, check_data, check_policy
 from piper.training.line import Log
 from piper.training.lr import LearningRate
@@ -49,6 +56,10 @@ def train(
     read_again: int = 0,
     skip_unreadable: int = 0,
     start: Progress | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
+    resume: bool = False,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -66,16 +77,29 @@ def train(
     left out, by all ranks together, before it is an error.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
     next sample, in all `steps` steps.
+    In the folder `checkpoint` the run is saved every `checkpoint_every` steps, beside the coming ones,
+    at the end, and when the process is asked to end (SIGTERM); the latest `keep` stay, or all. With
+    `resume` it goes on from the latest one there, whatever strategy that was saved under.
     """
     _check(steps, evaluate, evaluate_every)
+    check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
     policy = ReadPolicy(read_again, skip_unreadable)
     check_policy(data, policy)
     told = Callbacks(callbacks, silent=not _speaks(job, launch))
     try:
-        with _opened(job, launch, log, launch_options) as (run, lines):
-            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, start or Progress(), told)
-            return loop.train(data, policy, evaluate, evaluate_every)
+        before = checkpoint if resume else None
+        with _opened(job, launch, log, launch_options, before) as (run, lines):
+            begun = start or progress_of(run)
+            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
+            if checkpoint is None:
+                return loop.train(data, evaluate, evaluate_every)
+            every = checkpoint_every or 0
+            saver = Checkpoints(
+                run, lines, checkpoint, every=every, keep=keep, progress=loop.progress, told=told
+            )
+            with heeding_termination(run) as asked_to_end:
+                return loop.train(data, evaluate, evaluate_every, saver, asked_to_end)
     except BaseException as error:
         told.fail(error)
         raise
@@ -93,10 +117,12 @@ class _Loop:
         stop_on_nan: bool,
         start: Progress,
         callbacks: Callbacks,
+        policy: ReadPolicy,
     ) -> None:
         self.run = run
         self.lines = lines
         self.callbacks = callbacks
+        self.policy = policy
         self.start = start
         self.steps = steps
         before = start.position.steps
@@ -122,24 +148,45 @@ class _Loop:
         """Steps, with those before this loop."""
         return self.start.position.steps + self.meter.num
 
-    def train(self, data: Any, policy: ReadPolicy, evaluate: Any, evaluate_every: int) -> Training:
-        """All steps that are left."""
+    def train(
+        self,
+        data: Any,
+        evaluate: Any,
+        evaluate_every: int,
+        saver: Checkpoints | None = None,
+        asked_to_end: Callable[[], bool] = lambda: False,
+    ) -> Training:
+        """All steps that are left, or those until the process is asked to end."""
         if evaluate is not None:
             _prepare_evaluation(self.run, evaluate)
         self._tell("on_start", self._facts())
-        self.batches = Batches(self.run, data, start=self.start.position, policy=policy)
+        self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
         for batch in islice(self.batches, self.meter.steps):
             self.step(batch)
             if evaluate_every and self.done % evaluate_every == 0:
                 self.evaluate(evaluate)
-        if self.steps is not None and self.done < self.steps:
+            if saver:
+                saver.after_step()
+            if asked_to_end():
+                self.training.stopped = True
+                break
+        if self.steps is not None and self.done < self.steps and not self.training.stopped:
             raise RunError(
                 f"the data ended after {self.done} of {self.steps} steps",
                 legal="steps=None: until the data ends; or data that begins again",
             )
-        if evaluate is not None and self.meter.num and self.training.records[-1].evaluation is None:
+        if saver:
+            saver.end()
+        if self.training.stopped:
+            self.lines.note(f"asked to end: stopped after step {self.done}, which is saved")
+        elif evaluate is not None and self.meter.num and not self._evaluated:
             self.evaluate(evaluate)
         return self.end()
+
+    @property
+    def _evaluated(self) -> bool:
+        """Whether the last step's record has an evaluation."""
+        return self.training.records[-1].evaluation is not None
 
     def _facts(self) -> dict[str, Any]:
         plan = self.run.plan
@@ -303,12 +350,17 @@ def _speaks(job: Job | Run, launch: str | Pool) -> bool:
 
 @contextlib.contextmanager
 def _opened(
-    job: Job | Run, launch: str | Pool, log: str, options: dict[str, Any]
+    job: Job | Run,
+    launch: str | Pool,
+    log: str,
+    options: dict[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
 ) -> Iterator[tuple[Run, Log]]:
-    """A run and its log; a run that was made here ends here."""
+    """A run and its log; a run that was made here ends here. Of a folder of checkpoints it goes on from
+    the latest one, if there is any."""
     unit, _ = unit_of(job.plan)
     if isinstance(job, Run):
-        if launch != "auto" or options:
+        if launch != "auto" or options or checkpoint is not None:
             raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
         yield job, Log(log if _speaks(job, launch) else "none", unit=unit)
         return
@@ -316,7 +368,10 @@ def _opened(
     lines = Log(log if _speaks(job, launch) else "none", unit=unit)
     if launcher in _REPORTING:
         options = {"report": lines.launch, **options}
-    with job.launch(launcher, **options) as run:
+    saved = None if checkpoint is None else newest(checkpoint, lines)
+    with (
+        job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
+    ):
         lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
         yield run, lines
 

@@ -47,6 +47,7 @@ class Training(msgspec.Struct):
     records: list[Record] = []
     seconds: float = 0.0
     position: Position = Position()
+    stopped: bool = False  # before its end, because the process was asked to end
 
     @property
     def losses(self) -> list[float]:
