@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import PiperError, RunError
+from piper.errors import RunError
 from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
 from piper.runtime.launch.marks import decoded, encoded
@@ -122,6 +122,9 @@ class _Loop:
         self.run = run
         self.lines = lines
         self.callbacks = callbacks
+        if run.workers.reading == "rank":  # others shall not say that this one was lost
+            pool: Any = run.workers.pool
+            callbacks.before_raising = pool.speak
         self.policy = policy
         self.start = start
         self.steps = steps
@@ -159,7 +162,7 @@ class _Loop:
         """All steps that are left, or those until the process is asked to end."""
         if evaluate is not None:
             _prepare_evaluation(self.run, evaluate)
-        self._tell("on_start", self._facts())
+        self.callbacks.tell("on_start", self._facts())
         self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
         for batch in islice(self.batches, self.meter.steps):
             self.step(batch)
@@ -198,15 +201,6 @@ class _Loop:
             "plan": plan.content_hash(),
             "unit": self.meter.unit,
         }
-
-    def _tell(self, event: str, fact: Any) -> None:
-        try:
-            self.callbacks.tell(event, fact)
-        except PiperError:
-            if self.run.workers.reading == "rank":  # others shall not say that this one was lost
-                pool: Any = self.run.workers.pool
-                pool.speak()
-            raise
 
     def progress(self) -> Progress:
         """What another loop needs to go on from here; under torchrun every rank asks."""
@@ -253,7 +247,7 @@ class _Loop:
         self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
-        self._tell("on_step", record)
+        self.callbacks.tell("on_step", record)
 
     def _say_unread(self) -> dict[str, int]:
         """How often reading the step's batch was tried again, and how many were left out before it, with
@@ -304,7 +298,7 @@ class _Loop:
         self._say_compiled()
         now = time.perf_counter()
         self.lines.evaluation(last.step, total / count, num, now - begun)
-        self._tell("on_evaluation", self.training.records[-1])
+        self.callbacks.tell("on_evaluation", self.training.records[-1])
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:
@@ -315,7 +309,7 @@ class _Loop:
             pool: Any = self.run.workers.pool
             self.training = pool.from_first(self.training)
         self.lines.end(self.training)
-        self._tell("on_end", self.training)
+        self.callbacks.tell("on_end", self.training)
         return self.training
 
 
