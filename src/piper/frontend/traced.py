@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, fx
 
+from piper.bodies.captured_nodes import numbered
 from piper.bodies.chunk_code import ChunkCode, ChunkInput, spec_of
 from piper.errors import TraceError
 from piper.frontend.capture.capture import Capture, source_of, value_of
-from piper.frontend.capture.captured_nodes import numbered
 from piper.frontend.capture.random_ops import copy_keyed, first_place, random_indexes
 from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.cut.chunks import cut

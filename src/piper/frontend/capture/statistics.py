@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from piper.frontend.capture.captured_nodes import OF_STATE, value_of
+from piper.bodies.captured_nodes import OF_STATE, value_of
 
 # The functions, each with the argument that says whether it changes its running values.
 NORMS: dict[Any, str] = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}

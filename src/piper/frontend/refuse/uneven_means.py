@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from piper.bodies.captured_nodes import source_of, value_of
 from piper.errors import Source
 from piper.frontend.capture.capture import Capture
-from piper.frontend.capture.captured_nodes import source_of, value_of
 from piper.frontend.capture.counted import mean_call
 
 LOOKED_AT = 64  # microbatches: a plan for thousands of ranks must not cost more than one for a few
