@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from piper.api.job_file import JobFile, job_from_json, job_to_json
 from piper.api.run import Run
@@ -29,6 +29,9 @@ from piper.runtime.torch_optimizers import check_param_groups
 from piper.stored.folders import found_in
 from piper.stored.pieces import StoredState
 from piper.stored.resumable import check_resumable
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def load_job(path: str | os.PathLike[str]) -> Job:
@@ -73,6 +76,8 @@ Variants = Callable[[bool, Shapes | None], "Job"]
 class Job:
     """A proved plan with the texts of its bodies, ready to be looked at, saved and launched.
 
+    Its runs start from what is `stored`, of which `memory` has what lies in this process; and from
+    initial values.
     What `lower` made knows its `graph` and `source` too; what was read from a file does not.
     """
 
@@ -85,8 +90,12 @@ class Job:
         evaluation: Job | None = None,
         variants: Variants | None = None,
         lowered: Lowered | None = None,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.plan = plan
+        self.stored = stored
+        self.memory = memory
         self.bodies = bodies
         self.report = report
         self._evaluation = evaluation
@@ -95,10 +104,19 @@ class Job:
         self._lowered = lowered
 
     @classmethod
-    def of(cls, lowered: Lowered, variants: Variants | None = None) -> Job:
+    def of(
+        cls,
+        lowered: Lowered,
+        variants: Variants | None = None,
+        *,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
+    ) -> Job:
         """The job of a program that was lowered."""
         plan, bodies, report = lowered.plan, lowered.bodies, lowered.report
-        return cls(plan, bodies, report, variants=variants, lowered=lowered)
+        return cls(
+            plan, bodies, report, variants=variants, lowered=lowered, stored=stored, memory=memory
+        )
 
     @property
     def graph(self) -> Graph:
@@ -197,7 +215,7 @@ class Job:
         `spread`: axes of the mesh whose neighbours should, or should not, share a node, `num_cpus` of
         each rank (ray).
         """
-        return self._started(launcher, options)
+        return self._started(launcher, options, self.stored, self.memory)
 
     def resume(
         self, folder: str | os.PathLike[str], launcher: str | Pool = "local", **options: Any
@@ -213,7 +231,11 @@ class Job:
         return run
 
     def _started(
-        self, launcher: str | Pool, options: dict[str, Any], stored: StoredState | None = None
+        self,
+        launcher: str | Pool,
+        options: dict[str, Any],
+        stored: StoredState | None,
+        memory: Mapping[str, Tensor] | None = None,
     ) -> Run:
         limit = options.pop("shapes", SHAPES)
         if not isinstance(limit, int) or limit < 1:
@@ -222,5 +244,7 @@ class Job:
             )
         pool = pool_of(launcher, self.plan, options)
         compile = options.get("compile", False)
-        workers = PoolRun(self.plan, self.bodies, pool, stored=stored, compile=compile)
+        workers = PoolRun(
+            self.plan, self.bodies, pool, stored=stored, memory=memory, compile=compile
+        )
         return Run(self.plan, workers, ShapedPlans(self, limit))

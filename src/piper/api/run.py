@@ -185,6 +185,10 @@ class Run:
         """Per rank: bytes by what they are for, and the `peak`."""
         return self._open().memory()
 
+    def bytes_read(self) -> list[int]:
+        """Per rank: bytes of weights that it took from files."""
+        return self._open().bytes_read()
+
     def describe(self) -> list[dict[str, str]]:
         """Per rank: the name of its device, and an identity that no other device has."""
         return self._open().describe()
@@ -271,13 +275,13 @@ class Run:
         for name, tensor in self.plan.tensors.items():
             if tensor.buffer == (what == "buffer"):
                 own = unquote(name)
-                whole[own] = held[own] if own in held else self._weights.whole(name)
+                whole[own] = held[own] if own in held else self._weights.as_held(name)
         return whole
 
     @cached_property
     def _weights(self) -> Weights:
         """For tensors that no rank holds."""
-        return Weights(self.plan, self.workers.bodies, self.workers.stored)
+        return Weights(self.plan, self.workers.bodies, self.workers.stored, self.workers.in_memory)
 
     def _whole(self, what: What) -> dict[str, Tensor]:
         """What the ranks hold of a kind, by the model's own names."""

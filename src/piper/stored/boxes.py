@@ -53,19 +53,33 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 def runs_in(box: Box, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Where the elements of a box lie in a tensor of this shape: from where on, and how many."""
-    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    inner = len(shape)  # dims from here on are whole
-    while inner and box.size[inner - 1] == shape[inner - 1]:
-        inner -= 1
-    outer = max(inner - 1, 0)  # dims before this one are walked through
-    length = math.prod(box.size[outer:])
+    return runs_by(box, row_major(shape))
+
+
+def runs_by(box: Box, strides: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where the elements of a box lie, if those along each dim are so many apart: from where on, and how
+    many. They come as if dims stood in the order of their strides: see `memory_order`."""
+    dims = [dim for dim in memory_order(strides) if box.size[dim] != 1]
+    length = 1
+    while dims and strides[dims[-1]] == length:  # neighbours along all dims so far
+        length *= box.size[dims.pop()]
     begin = sum(s * stride for s, stride in zip(box.start, strides, strict=True))
 
-    def walk(dim: int, at: int) -> Iterator[tuple[int, int]]:
-        if dim == outer:
+    def walk(depth: int, at: int) -> Iterator[tuple[int, int]]:
+        if depth == len(dims):
             yield at, length
             return
-        for number in range(box.size[dim]):
-            yield from walk(dim + 1, at + number * strides[dim])
+        for number in range(box.size[dims[depth]]):
+            yield from walk(depth + 1, at + number * strides[dims[depth]])
 
     yield from walk(0, begin)
+
+
+def memory_order(strides: tuple[int, ...]) -> list[int]:
+    """The dims, from the one along which elements are furthest apart."""
+    return sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """How far apart elements are along each dim of a tensor that lies one row after the other."""
+    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

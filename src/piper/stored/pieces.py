@@ -8,12 +8,16 @@ import msgspec
 
 from piper.plan.holdings import Box
 
-# Plain elements, one after the other; or the bytes of `torch.save`, which can only be read as a whole.
-Form = Literal["raw", "torch"]
+# Plain elements; the bytes of `torch.save`, which can only be read as a whole; or plain elements of a
+# tensor in memory, whose name `file` is.
+Form = Literal["raw", "torch", "memory"]
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A box of a tensor in a file, from byte `offset` on; `crc` is the CRC-32 of its bytes, if known."""
+    """A box of a tensor in a file, from byte `offset` on; `crc` is the CRC-32 of its bytes, if known.
+
+    Plain elements lie one row after the other, or so many apart along each dim as `strides` says.
+    """
 
     box: Box
     file: str
@@ -21,6 +25,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     length: int
     form: Form = "raw"
     crc: int | None = None
+    strides: tuple[int, ...] | None = None
 
 
 class StoredTensor(msgspec.Struct, frozen=True):

@@ -103,6 +103,8 @@ class Member:
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
             stored=_stored(payload.get("stored")),
+            memory=payload.get("memory"),
+            given=payload.get("given"),
             compile=payload.get("compile", False),
         )
 
@@ -161,6 +163,10 @@ class Member:
         """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""
         held = self.workers["train"].tensors(kind)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+
+    def bytes_read(self, _: object = None) -> int:
+        """From files of weights."""
+        return self.workers["train"].weights.reader.num_bytes
 
     def save(self, payload: Mapping[str, Any]) -> float:
         """Copy what this rank writes of the state, and begin to write it; seconds that took."""

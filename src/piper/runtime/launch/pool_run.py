@@ -11,12 +11,14 @@ from torch import Tensor
 from piper.bodies.files.registrations import registering_modules
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes
+from piper.plan.holdings import holdings
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
+from piper.runtime.state.given import Giver, elsewhere
 from piper.runtime.worker.worker import Worker
 from piper.stored.pieces import StoredState
 from piper.stored.writers import Entry
@@ -32,6 +34,7 @@ class PoolRun:
         pool: Pool | Callable[[], Pool],
         *,
         stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
         compile: bool = False,
     ) -> None:
         self.own_pool = callable(pool)
@@ -40,6 +43,7 @@ class PoolRun:
         self.bodies = bodies
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
+        self.in_memory = memory  # of that, what lies in this process
         self.stored = stored  # what the run starts from, if not from the model's own code
         self._set: list[
             dict[str, Any]
@@ -102,14 +106,32 @@ class PoolRun:
             modules = registering_modules(bodies.values())
             files = ((module.__name__, getattr(module, "__file__", None)) for module in modules)
             payload["imports"] = [module_reference(m, file) for m, file in files if file]
-        if name == "train" and self.stored is not None:
-            payload["stored"] = msgspec.json.encode(self.stored)
-        self.call("load", payload)
+        self._call("load", self._with_start(payload, plan))
         if self.reading != "driver":
             hashes = set(self.call("plan_hash", name))
             if hashes != {plan.content_hash()}:
                 raise RunError(f"ranks hold different plans: {sorted(hashes)}")
         self.ranks[name] = [bind(plan, rank) for rank in self.pool.ranks]
+
+    def _with_start(self, payload: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
+        """A payload per rank: the first plan's with what the ranks start from. What lies in this process
+        is cut for ranks in others."""
+        first, ranks = plan is self.plan, self.pool.ranks
+        if self.stored is None:
+            return [payload] * len(ranks)
+        if first:
+            sent = elsewhere(self.stored) if self.pool.sends else self.stored
+            payload["stored"] = msgspec.json.encode(sent)
+        if not self.in_memory:
+            return [payload] * len(ranks)
+        if not self.pool.sends:
+            return [{**payload, "memory": self.in_memory}] * len(ranks)
+        giver = Giver(self.stored, self.in_memory)
+        if first:
+            return [{**payload, "given": giver.to(plan, rank)} for rank in ranks]
+        known = ({held.tensor for held in holdings(self.plan, rank)} for rank in ranks)
+        pairs = zip(ranks, known, strict=True)
+        return [{**payload, "given": giver.more(plan, rank, known=k)} for rank, k in pairs]
 
     def step(
         self,
@@ -187,6 +209,9 @@ class PoolRun:
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return self.call("tensors", kind)
+
+    def bytes_read(self) -> list[int]:
+        return self.call("bytes_read")
 
     def save(self, entries: Sequence[Sequence[Entry]], folder: str) -> list[float]:
         """Have every rank write its entries into a folder, beside the work; seconds that each took to

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,15 +13,26 @@ from torch import Tensor
 
 from piper.errors import FileError
 from piper.plan.holdings import Box
-from piper.stored.boxes import boxes_in, overlap, runs_in, whole, within
+from piper.stored.boxes import (
+    boxes_in,
+    memory_order,
+    overlap,
+    row_major,
+    runs_by,
+    whole,
+    within,
+)
 from piper.stored.pieces import Piece, Stored, StoredTensor
 
 
 class PieceReader:
-    """Reads parts of stored tensors, and counts the bytes that it took from files."""
+    """Reads parts of stored tensors, and counts the bytes that it took from files.
 
-    def __init__(self, stored: Stored) -> None:
+    `memory` has tensors by name, each in one run, of which pieces of that form are."""
+
+    def __init__(self, stored: Stored, memory: Mapping[str, Tensor] | None = None) -> None:
         self.stored = stored
+        self.memory = memory or {}
         self.num_bytes = 0
 
     def elements(self, name: str, box: Box, first: int, last: int) -> Tensor:
@@ -87,15 +98,22 @@ class _StoredPiece:
 
     def part(self, box: Box) -> Tensor:
         """A box of the piece, counted from its start."""
-        if self.piece.form == "torch":
+        piece, size = self.piece, self.dtype.itemsize
+        if piece.form == "torch":
             return self._loaded[_slices(box)]
-        size = self.dtype.itemsize
+        strides = row_major(piece.box.size) if piece.strides is None else piece.strides
+        if piece.form == "memory":
+            begin = sum(s * stride for s, stride in zip(box.start, strides, strict=True))
+            flat = self.reader.memory[piece.file].view(-1)
+            return flat.as_strided(box.size, strides, piece.offset // size + begin)
         runs = [
-            self.reader.read(self.piece.file, self.piece.offset + begin * size, num * size)
-            for begin, num in runs_in(box, self.piece.box.size)
+            self.reader.read(piece.file, piece.offset + begin * size, num * size)
+            for begin, num in runs_by(box, strides)
         ]
         data = runs[0] if len(runs) == 1 else bytearray().join(runs)
-        return torch.frombuffer(data, dtype=self.dtype).view(box.size)
+        order = memory_order(strides)
+        read = torch.frombuffer(data, dtype=self.dtype).view([box.size[dim] for dim in order])
+        return read.permute([order.index(dim) for dim in range(len(order))])
 
     @property
     def _loaded(self) -> Tensor:

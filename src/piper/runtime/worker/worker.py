@@ -21,6 +21,7 @@ from piper.plan.types import Plan, bind
 from piper.runtime.failure.board import STEP, Board
 from piper.runtime.order.device_order import DeviceOrder
 from piper.runtime.order.host_order import HostOrder
+from piper.runtime.state.given import Given
 from piper.runtime.state.restore import restore
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
@@ -39,7 +40,8 @@ class Worker:
     what it frees. `step` does so in the order of the device; the loopback engine in any order that
     the plan's streams and waits allow. `cells` is where the worker says how far it is.
     A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
-    optimizers and steps, too. Otherwise it starts from what is `stored`, and makes what is not.
+    optimizers and steps, too. Otherwise it starts from what is `stored`, in files or in `memory`, or
+    what it is `given` of that, and makes the rest.
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Worker:
         cells: memoryview | None = None,
         shares: Worker | None = None,
         stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
+        given: Given | None = None,
         compile: bool = False,
     ) -> None:
         self.plan = plan
@@ -80,10 +84,10 @@ class Worker:
         ]
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
-            self.weights = Weights(plan, bodies, stored)
+            self.weights = Weights(plan, bodies, stored, memory, given)
             self._fill_model()
         else:
-            self.weights = shares.weights.of(plan, bodies)
+            self.weights = shares.weights.of(plan, bodies, given)
             self._share_model(shares)
         self._fill_constants(trained)
         self.functions = body_functions(self.me, bodies, device=device, compile=compile)
