@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -38,6 +40,9 @@ class Saving:
         self.finished = False
         self.num_bytes = 0
         self._options = [dict(each) for each in run.workers.now]
+        # Torch's part of it takes a second to import, which can be while ranks write.
+        metadata = "piper.runtime.state.torch_metadata"
+        threading.Thread(target=importlib.import_module, args=(metadata,), daemon=True).start()
         self._made = Path(run.agreed(lambda: str(begin(self.folder))))
         began = time.perf_counter()
         self.rank_seconds = run.workers.save(_entries(run), str(self._made))
@@ -58,7 +63,7 @@ class Saving:
 
     def _finish(self, written: list[dict[str, Any]]) -> int:
         """Give the folder its name, in one process; the bytes of its tensors."""
-        from piper.runtime.state import torch_metadata  # torch's part of it takes long to import
+        from piper.runtime.state import torch_metadata
 
         try:
             failures = [answer["failure"] for answer in written if answer["failure"]]
