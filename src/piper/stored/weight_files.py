@@ -71,7 +71,9 @@ def weight_files(plan: Plan, *, dtype: str | None, shard_size: int) -> WeightFil
         if each.dtype not in CODES:
             raise RunError(f"{each.name} is {each.dtype}", legal=", ".join(CODES))
     shards = _shards(tensors, shard_size)
-    files, places, weight_map = [], {}, {}
+    files: list[WeightFile] = []
+    places: dict[str, Place] = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
