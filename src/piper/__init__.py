@@ -28,13 +28,17 @@ if TYPE_CHECKING:
     from piper.runtime.launch.local_pool import LocalPool
     from piper.runtime.launch.parent_process import warm_up
     from piper.runtime.launch.shares import Share
+    from piper.training.callbacks import Callback
+    from piper.training.log_writers import JsonLines, TensorBoard
     from piper.training.loop import train
     from piper.training.records import Training
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Callback": "piper.training.callbacks",
     "Job": "piper.api.job",
+    "JsonLines": "piper.training.log_writers",
     "LocalPool": "piper.runtime.launch.local_pool",
     "Mesh": "piper.mesh",
     "PiperError": "piper.errors",
@@ -44,6 +48,7 @@ _HOMES = {
     "Schedule": "piper.directives.schedule",
     "Share": "piper.runtime.launch.shares",
     "StepResult": "piper.api.run",
+    "TensorBoard": "piper.training.log_writers",
     "Training": "piper.training.records",
     "adamw": "piper.plan.optimizers",
     "annotate": "piper.frontend.annotate",
@@ -61,9 +66,10 @@ _HOMES = {
 _MODULES = ("schedules", "strategies")
 
 __all__ = [
-    "Job", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run", "Schedule", "Share",
-    "StepResult", "Training", "adamw", "annotate", "grouped_mm", "load_job", "load_program", "mixture",
-    "schedules", "sgd", "strategies", "tag", "trace", "train", "warm_up", "where",
+    "Callback", "Job", "JsonLines", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run",
+    "Schedule", "Share", "StepResult", "TensorBoard", "Training", "adamw", "annotate",
+    "grouped_mm", "load_job", "load_program", "mixture", "schedules", "sgd", "strategies", "tag",
+    "trace", "train", "warm_up", "where",
 ]  # fmt: skip
 
 

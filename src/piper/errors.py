@@ -160,6 +160,10 @@ class OutOfMemory(RunError):
         super().__init__(message, **more)
 
 
+class WeightsError(PiperError):
+    """Weights that are not those of the model."""
+
+
 class FileError(PiperError):
     """A file that does not exist, cannot be read or does not hold what it must."""
 

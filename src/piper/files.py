@@ -37,28 +37,45 @@ def read_bytes(
 
     A pipe, a socket, a device or a folder is refused at once: reading it might never end.
     """
+    return _read(path, limit + 1, limit, error, call, legal)[0]
+
+
+def read_start(path: str | os.PathLike[str], num: int) -> tuple[bytes, int]:
+    """The first bytes of a regular file of any size, and that size."""
+    return _read(path, num, None, FileError, None, None)
+
+
+def _read(
+    path: str | os.PathLike[str],
+    num: int,
+    limit: int | None,
+    error: type[PiperError],
+    call: Call | None,
+    legal: str | None,
+) -> tuple[bytes, int]:
+    """The first bytes of a file, and its size, which must be within the limit, if there is one."""
 
     def refuse(reason: str, legal: str | None) -> PiperError:
         return error(f"{os.fspath(path)} cannot be read: {reason}", call=call, legal=legal)
 
     if "\0" in os.fspath(path):
         raise refuse("its name holds a null byte", legal)
-    too_long = f"it has more than {limit // MEBIBYTE} MiB"
+    too_long = f"it has more than {(limit or 0) // MEBIBYTE} MiB"
     try:
         about = os.stat(path)
         if not stat.S_ISREG(about.st_mode):
             raise refuse(f"it is {_kind(about.st_mode)}", "a regular file")
-        if about.st_size > limit:
+        if limit is not None and about.st_size > limit:
             raise refuse(too_long, "a smaller file")
         with open(path, "rb", opener=_without_waiting) as file:
-            data = file.read(limit + 1)
+            data = file.read(num) or b""
     except FileNotFoundError:
         raise error(f"there is no file {os.fspath(path)}", call=call, legal=legal) from None
     except OSError as problem:
         raise refuse(problem.strerror or str(problem), legal) from None
-    if len(data or b"") > limit:
+    if limit is not None and len(data) > limit:
         raise refuse(too_long, "a smaller file")
-    return data or b""
+    return data, about.st_size
 
 
 def _without_waiting(path: str, flags: int) -> int:

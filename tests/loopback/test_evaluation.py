@@ -21,6 +21,7 @@ from piper.runtime.transport.loopback import LoopbackTransport
 from piper.runtime.worker.weights import initial_value
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
+from tests.heard import Heard
 from tests.zoo import ADAMW, CASES, batches_of, program_of
 
 # Models x ZeRO x schedules: every level with several of the others.
@@ -253,7 +254,7 @@ def test_a_model_that_is_another_one_in_eval_mode_is_refused() -> None:
 
 @pytest.mark.parametrize("launcher", ["loopback", "single"])
 def test_a_model_that_cannot_be_evaluated_is_refused_before_the_first_step(launcher: str) -> None:
-    steps: list[Any] = []
+    heard = Heard()
     batch = {"x": torch.randn(4, 4)}
     with pytest.raises(TraceError, match=r"structure is another one in eval\(\) mode"):
         piper.train(
@@ -263,9 +264,9 @@ def test_a_model_that_cannot_be_evaluated_is_refused_before_the_first_step(launc
             launch=launcher,
             evaluate=[batch],
             log="none",
-            on_step=steps.append,
+            callbacks=[heard],
         )
-    assert steps == []
+    assert [event for event, _ in heard.events] == ["failure"]
 
 
 def test_a_batch_norm_that_keeps_its_statistics_trains_and_is_evaluated() -> None:

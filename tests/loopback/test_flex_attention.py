@@ -42,25 +42,48 @@ class Attention(nn.Module):
         return x + made.transpose(1, 2).reshape(rows, LENGTH, WIDTH)
 
 
+class Documents(nn.Module):
+    """Attention inside of documents, whose mask is made of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, documents: Tensor) -> Tensor:
+        rows = x.shape[0]
+        q = self.layer(x).view(rows, LENGTH, HEADS, -1).transpose(1, 2)
+
+        def same(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (documents[b, q] == documents[b, k]) & (q >= k)
+
+        mask = create_block_mask(same, rows, None, LENGTH, LENGTH, device="cpu")
+        made = flex_attention(q, q, q, block_mask=mask)
+        return x + made.transpose(1, 2).reshape(rows, LENGTH, WIDTH)
+
+
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Attention() for _ in range(2))
+        self.first = Attention()
+        self.second = Documents()
 
-    def forward(self, x: Tensor, slopes: Tensor) -> Tensor:
-        for layer in self.layers:
-            with piper.annotate("PP"):
-                x = layer(x, slopes)
-        return x
+    def forward(self, x: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
+        with piper.annotate("PP"):
+            x = self.first(x, slopes)
+        with piper.annotate("PP"):
+            return self.second(x, documents)
 
 
 def _batch() -> dict[str, Tensor]:
-    x = torch.randn(8, LENGTH, WIDTH, dtype=torch.float64)
-    return {"x": x, "slopes": torch.rand(8, dtype=torch.float64)}
+    return {
+        "x": torch.randn(8, LENGTH, WIDTH, dtype=torch.float64),
+        "slopes": torch.rand(8, dtype=torch.float64),
+        "documents": torch.randint(0, 3, (8, LENGTH)),
+    }
 
 
 def _step(model: nn.Module, batch: Any) -> Tensor:
-    return model(batch["x"], batch["slopes"]).pow(2).mean()
+    return model(batch["x"], batch["slopes"], batch["documents"]).pow(2).mean()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch's own trace, in the reference

@@ -22,7 +22,7 @@ from piper.plan.slots import Slot
 from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankClass
 from piper.runtime.torch_optimizers import make_optimizer
 from piper.runtime.transport.null import NullTransport
-from piper.runtime.worker import worker as worker_module
+from piper.runtime.worker import weights as weights_module
 from piper.runtime.worker.assemble import differing_copies, whole_tensors
 from piper.runtime.worker.weights import initial_value
 from piper.runtime.worker.worker import Worker
@@ -155,7 +155,7 @@ def test_a_rank_makes_only_what_it_holds(zero: int) -> None:
     job = program_of("tied").apply(parallel(pp=2, dp=4, ep=2, zero=zero, microbatches=2)).lower()
     made: dict[int, list[int]] = defaultdict(list)
     names = {id(tensor): name for name, tensor in job.plan.tensors.items()}
-    real = worker_module.initial_value
+    real = weights_module.initial_value
 
     for rank in range(job.plan.mesh.size):
 
@@ -163,7 +163,7 @@ def test_a_rank_makes_only_what_it_holds(zero: int) -> None:
             made[at].append(id(tensor))
             return real(tensor, *args, **more)
 
-        with mock.patch.object(worker_module, "initial_value", seen):
+        with mock.patch.object(weights_module, "initial_value", seen):
             Worker(job.plan, rank, bodies=job.bodies, transport=NullTransport())
         held = {h.tensor for h in holdings(job.plan, rank) if h.what in ("param", "buffer")}
         assert sorted(names[tensor] for tensor in made[rank]) == sorted(held)

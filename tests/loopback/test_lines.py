@@ -16,6 +16,7 @@ from piper.errors import RunError
 from piper.training.line import Log, step_text
 from piper.training.meter import unit_of
 from piper.training.records import Record, Training
+from tests.heard import Heard
 from tests.strategies import strategy_of
 from tests.zoo import CASES, program_of
 
@@ -69,10 +70,10 @@ def test_json_lines_have_an_event_each(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_text_has_a_line_for_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     batches = [CASES[NAME].batch(seed) for seed in range(2)]
-    seen = []
-    piper.train(_job(), batches, steps=2, launch="loopback", on_step=seen.append)
+    heard = Heard()
+    piper.train(_job(), batches, steps=2, launch="loopback", callbacks=[heard])
     lines = capsys.readouterr().out.splitlines()
-    assert [record.step for record in seen] == [1, 2]
+    assert [record.step for record in heard.of("step")] == [1, 2]
     pattern = (
         r"step \d/2  loss \d\.\d{4}  norm [\d.]+  lr 1\.00e-01  [\d.]+ ms  [\d.]+k? tokens/s  "
     )
@@ -119,13 +120,11 @@ def test_a_loss_that_is_not_finite_is_one_warning(capsys: pytest.CaptureFixture[
 
 
 def test_training_may_end_at_a_loss_that_is_not_finite() -> None:
-    batches, records = [torch.ones(4, 4), torch.full((4, 4), 1e30)], []
+    batches, heard = [torch.ones(4, 4), torch.full((4, 4), 1e30)], Heard()
     job = _diverging(1e6).lower(optimizer=piper.sgd(lr=0.0))
     with pytest.raises(RunError, match="step 2: loss inf"):
-        piper.train(
-            job, batches, steps=2, launch="single", stop_on_nan=True, on_step=records.append
-        )
-    assert len(records) == 1
+        piper.train(job, batches, steps=2, launch="single", stop_on_nan=True, callbacks=[heard])
+    assert len(heard.of("step")) == len(heard.of("failure")) == 1
 
 
 def test_flops_of_a_step_do_not_depend_on_the_strategy() -> None:

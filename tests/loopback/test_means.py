@@ -47,10 +47,15 @@ def test_a_mean_that_cutting_changes_is_warned_of_once() -> None:
     line = ragged.step.__code__.co_firstlineno + 2
     assert text == (
         f"step returns a mean over targets other than -100 (tests/loopback/ragged.py:{line}), of "
-        "which the 4 global microbatches of the example batch have 3 to 11: each microbatch counts "
+        "which 4 global microbatches of the example batch have 3 to 11: each microbatch counts "
         "alike, and so a target counts more where there are fewer; with "
         'trace(..., mean="batch"), or --mean batch, each target of the batch counts alike'
     )
+
+
+def test_looking_for_it_costs_no_more_with_more_ranks() -> None:
+    [text] = _warnings_of(_padded(256), ragged.step, dp=128)
+    assert "of which 64 global microbatches of the example batch have 3 to 11" in text
 
 
 def test_no_warning_where_cutting_changes_nothing() -> None:

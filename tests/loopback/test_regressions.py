@@ -56,6 +56,16 @@ def test_changes_in_place_pass_gradients_on() -> None:
         check(two(forward))
 
 
+def test_linear_algebra_whose_checks_have_an_order() -> None:
+    def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            h = x @ torch.linalg.inv(self.a.weight + 3 * torch.eye(6, dtype=x.dtype))
+        with piper.annotate("PP"):
+            return self.b(h) * torch.linalg.eigvals(self.c.weight).abs().sum()
+
+    check(two(forward))
+
+
 def test_changes_in_place_of_masks_are_kept() -> None:
     def forward(self: Two, x: torch.Tensor) -> torch.Tensor:
         mask = torch.ones(5, 6, dtype=x.dtype)

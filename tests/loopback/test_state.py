@@ -166,6 +166,16 @@ def test_buffers_that_nothing_reads(change: Any, how: dict[str, Any]) -> None:
     assert "mean" in _run(lambda: _Staged(change), **how)
 
 
+def test_a_buffer_that_is_replaced_by_itself_is_not_changed() -> None:
+    """`.to()` returns the tensor itself where there is nothing to do."""
+
+    def moved(model: Any, y: Tensor) -> Tensor:
+        model.mean = model.mean.to(y.dtype)
+        return y + model.mean
+
+    assert "mean" not in _run(lambda: _Staged(moved), dp=2, microbatches=2)
+
+
 def _centred(model: Any, y: Tensor) -> Tensor:
     y = y - model.mean
     with torch.no_grad():

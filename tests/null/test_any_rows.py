@@ -11,11 +11,11 @@ from examples import dense, moe, moe_lm
 from torch import Tensor, fx, nn
 
 import piper
+from piper.bodies.captured_nodes import value_of
 from piper.bodies.leaves import batch_leaves, tensors_in
 from piper.compiler import captures
 from piper.compiler.captures import Captures
 from piper.frontend.capture.capture import Capture, Recording, finish, record
-from piper.frontend.capture.captured_nodes import value_of
 from piper.frontend.traced import cut_program
 from tests.zoo import CASES
 

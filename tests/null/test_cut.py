@@ -12,9 +12,9 @@ from torch import nn
 
 import piper
 from piper.api.program import Program
+from piper.bodies.captured_nodes import numbered
 from piper.compiler.source import Cuts
 from piper.errors import CutError
-from piper.frontend.capture.captured_nodes import numbered
 from piper.frontend.cut.node_costs import node_costs
 from piper.ir.history import history_as_code
 from piper.strategies import parallel

@@ -13,8 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 
 import piper
+from piper.api.program import Program
+from piper.strategies import parallel
 
 Forward = Callable[[Any, Tensor], Any]
 HOSTILE: dict[str, tuple[Forward, str]] = {}  # forward, and words of the way out
@@ -126,6 +129,22 @@ def sparse(self: Any, x: Tensor) -> Tensor:
     return torch.sparse.mm(self.a(x).to_sparse(), self.b.weight)
 
 
+@hostile("sparse=False")
+def sparse_gradient(self: Any, x: Tensor) -> Tensor:
+    return F.embedding((x > 0).long(), self.a.weight, sparse=True)
+
+
+@hostile("sparse=False")
+def sparse_bag(self: Any, x: Tensor) -> Tensor:
+    return F.embedding_bag((x > 0).long(), self.a.weight, sparse=True)
+
+
+@hostile("create_block_mask")
+def mask_by_vmap(self: Any, x: Tensor) -> Tensor:
+    mask = flex_attention.create_mask(lambda b, h, q, k: q >= k, 1, 1, 6, 6, device="cpu")
+    return self.a(x) * mask[0, 0].sum(0)
+
+
 @hostile("mask")
 def nested(self: Any, x: Tensor) -> Tensor:
     return torch.nested.nested_tensor([self.a(x)[0], self.b(x)[1]]).to_padded_tensor(0.0)
@@ -169,9 +188,9 @@ def end(self: Any, x: Tensor) -> Tensor:
     sys.exit(3)
 
 
-def _trace(forward: Forward) -> None:
+def _trace(forward: Forward) -> Program:
     batch = {"x": torch.randn(4, 6)}
-    piper.trace(lambda: Model(forward), batch, lambda model, batch: model(batch["x"]).mean())
+    return piper.trace(lambda: Model(forward), batch, lambda model, batch: model(batch["x"]).mean())
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -193,12 +212,89 @@ def test_what_was_refused_leaves_nothing_behind() -> None:
     _trace(lambda self, x: self.b(self.a(x)))
 
 
-def test_sparse_gradients_are_refused() -> None:
-    class Sparse(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(4, 6, sparse=True)
+@torch.library.custom_op("hostile::twice", mutates_args=())
+def _twice(x: Tensor) -> Tensor:
+    return x * 2
 
-    with pytest.raises(piper.PiperError, match="Embedding embed has sparse gradients") as caught:
-        piper.trace(Sparse, {"x": torch.zeros(4)}, lambda model, batch: batch["x"].mean())
-    assert "sparse=False" in (caught.value.legal or "")
+
+_twice.register_fake(torch.empty_like)
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad[:, :2]
+
+
+def no_derivative(self: Any, x: Tensor) -> Tensor:
+    return self.b(torch.igamma(self.a(x).abs(), x.abs()))
+
+
+def no_formula(self: Any, x: Tensor) -> Tensor:
+    return self.b(_twice(self.a(x)))
+
+
+def wrong_shape(self: Any, x: Tensor) -> Tensor:
+    return self.b(_Cut.apply(self.a(x)))
+
+
+def saved_and_changed(self: Any, x: Tensor) -> Tensor:
+    y = self.a(x).exp()
+    z = self.b(y)
+    y.add_(1)
+    return y * z
+
+
+BACKWARDS = {
+    no_derivative: (1, "the backward of igamma fails", "x.detach()"),
+    no_formula: (1, "the backward of twice.default fails", "register_autograd"),
+    wrong_shape: (1, "the backward of autograd.Function fails", "x.detach()"),
+    saved_and_changed: (3, "add_", "x = x + y"),
+}
+
+
+@pytest.mark.parametrize("forward", BACKWARDS, ids=lambda forward: forward.__name__)
+def test_a_backward_that_cannot_be_made(forward: Forward) -> None:
+    """Torch refuses it when bodies are made, long after the trace."""
+    line, words, way_out = BACKWARDS[forward]
+    with pytest.raises(piper.PiperError) as caught:
+        program = _trace(forward)
+        program.apply(parallel(dp=2)).lower(optimizer=piper.sgd(lr=0.1))
+    place = f"test_hostile.py:{forward.__code__.co_firstlineno + line}"
+    assert words in str(caught.value) and place in str(caught.value), caught.value
+    assert way_out in (caught.value.legal or ""), caught.value
+
+
+class _Marked(Tensor):
+    pass
+
+
+def test_what_torch_raises_in_make_model_has_the_users_line() -> None:
+    def make_model() -> nn.Module:
+        model = nn.Linear(6, 6)
+        model.bias = nn.Parameter(torch.ones(6).as_subclass(_Marked))
+        return model
+
+    with pytest.raises(piper.PiperError) as caught:
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))
+    line = make_model.__code__.co_firstlineno + 2
+    assert f"make_model fails at tests/null/test_hostile.py:{line}" in str(caught.value)
+    assert "made by operators" in (caught.value.legal or "")
+
+
+def test_errors_of_make_models_own_stay_as_they_are() -> None:
+    def make_model() -> nn.Module:
+        raise KeyError("width")
+
+    with pytest.raises(KeyError, match="width"):
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))
+
+
+def test_make_model_returns_a_module() -> None:
+    make_model: Any = lambda: 3  # noqa: E731
+    with pytest.raises(piper.PiperError, match="make_model returns int"):
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))

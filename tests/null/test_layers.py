@@ -11,6 +11,7 @@ ALLOWED = (
     "frontend/capture/any_rows.py",
     "frontend/capture/mode_reads.py",
     "frontend/refuse/side_effects.py",  # Dynamo's notes of them
+    "runtime/state/torch_metadata.py",  # where a checkpoint's chunks lie
 )
 PRIVATE = re.compile(
     r"^\s*(?:from|import) torch(?:\.\w+)*\._|^\s*from torch[\w.]* import .*\b_\w+", re.M

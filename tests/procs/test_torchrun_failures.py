@@ -47,6 +47,12 @@ def data(share):
     yield batch
     time.sleep(1000)
 
+class Late:
+    def on_step(self, record):
+        assert rank == 0
+        if record.step == 2:
+            raise OSError("disk full")
+
 batch = torch.ones(8, 4, dtype=torch.int64)
 job = piper.trace(Model, batch, step).apply(strategy).lower()
 rank, what = int(os.environ["RANK"]), sys.argv[1]
@@ -55,6 +61,8 @@ with open(sys.argv[2] + f"/{rank}", "w") as file:
 with job.launch("torchrun", timeout=6.0) as run:
     if what == "data":
         piper.train(run, data, steps=3, log="none")
+    if what == "callback":
+        piper.train(run, [batch] * 9, steps=9, log="none", callbacks=[Late()])
     for number in range(100):
         if number == 2 and what == "raise":
             batch[4:] = 9
@@ -66,7 +74,7 @@ with job.launch("torchrun", timeout=6.0) as run:
 """
 
 
-@pytest.mark.parametrize("what", ["raise", "SIGKILL", "SIGSTOP", "data"])
+@pytest.mark.parametrize("what", ["raise", "SIGKILL", "SIGSTOP", "data", "callback"])
 def test_one_message_and_all_processes_gone(tmp_path: Path, what: str) -> None:
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(SCRIPT)
@@ -95,6 +103,9 @@ def test_one_message_and_all_processes_gone(tmp_path: Path, what: str) -> None:
         assert "    rank 1 waited for rank 0 in recv>" in done.stderr
     elif what == "data":
         assert ours == [f"RunError: rank 0 hangs in data ({script}:30): no batch has come for 6 s"]
+    elif what == "callback":
+        line = 1 + SCRIPT.splitlines().index('            raise OSError("disk full")')
+        assert ours == [f"RunError: Late.on_step ({script}:{line}): OSError: disk full"]
     elif what == "SIGSTOP":
         assert ours == ["RunError: rank 0 hangs after step 2: its process has not run for 6 s"]
         assert "    rank 1 waited for rank 0 in recv>" in done.stderr

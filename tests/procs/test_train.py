@@ -8,6 +8,7 @@ import pytest
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
+from tests.heard import Heard
 from tests.loopback.programs import assert_gives_nothing
 from tests.procs import data
 from tests.procs.conftest import GetPool
@@ -196,7 +197,7 @@ def test_a_closed_run_gives_nothing(pool: GetPool, job: Job) -> None:
 def test_data_to_evaluate_that_processes_cannot_import_is_refused_first(
     pool: GetPool, job: Job
 ) -> None:
-    steps: list[Any] = []
+    heard = Heard()
     with pytest.raises(RunError, match="cannot import the data function a lambda"):
         piper.train(
             job,
@@ -205,6 +206,6 @@ def test_data_to_evaluate_that_processes_cannot_import_is_refused_first(
             launch=pool(4),
             evaluate=lambda share: data.rows(share),
             log="none",
-            on_step=steps.append,
+            callbacks=[heard],
         )
-    assert steps == []
+    assert [event for event, _ in heard.events] == ["failure"]

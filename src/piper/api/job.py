@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from piper.api.job_file import JobFile, job_from_json, job_to_json
 from piper.api.run import Run
@@ -26,6 +26,12 @@ from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.torch_optimizers import check_param_groups
+from piper.stored.folders import found_in
+from piper.stored.pieces import StoredState
+from piper.stored.resumable import check_resumable
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 def load_job(path: str | os.PathLike[str]) -> Job:
@@ -70,6 +76,8 @@ Variants = Callable[[bool, Shapes | None], "Job"]
 class Job:
     """A proved plan with the texts of its bodies, ready to be looked at, saved and launched.
 
+    Its runs start from what is `stored`, of which `memory` has what lies in this process; and from
+    initial values.
     What `lower` made knows its `graph` and `source` too; what was read from a file does not.
     """
 
@@ -82,8 +90,12 @@ class Job:
         evaluation: Job | None = None,
         variants: Variants | None = None,
         lowered: Lowered | None = None,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.plan = plan
+        self.stored = stored
+        self.memory = memory
         self.bodies = bodies
         self.report = report
         self._evaluation = evaluation
@@ -92,10 +104,19 @@ class Job:
         self._lowered = lowered
 
     @classmethod
-    def of(cls, lowered: Lowered, variants: Variants | None = None) -> Job:
+    def of(
+        cls,
+        lowered: Lowered,
+        variants: Variants | None = None,
+        *,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
+    ) -> Job:
         """The job of a program that was lowered."""
         plan, bodies, report = lowered.plan, lowered.bodies, lowered.report
-        return cls(plan, bodies, report, variants=variants, lowered=lowered)
+        return cls(
+            plan, bodies, report, variants=variants, lowered=lowered, stored=stored, memory=memory
+        )
 
     @property
     def graph(self) -> Graph:
@@ -106,6 +127,11 @@ class Job:
     def source(self) -> Source:
         """The model, batch and step that were traced."""
         return self._from_lowering.source
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that was traced, without any element; None where the job was read from a file."""
+        return self._lowered.source.model if self._lowered else None
 
     @property
     def optimizer(self) -> Any:
@@ -194,11 +220,36 @@ class Job:
         `spread`: axes of the mesh whose neighbours should, or should not, share a node, `num_cpus` of
         each rank (ray).
         """
+        return self._started(launcher, options, self.stored, self.memory)
+
+    def resume(
+        self, folder: str | os.PathLike[str], launcher: str | Pool = "local", **options: Any
+    ) -> Run:
+        """Launch, as `launch` does, and go on from what `run.save(folder)` wrote, under any strategy; or
+        from the latest of the checkpoints in a folder."""
+        path, manifest = found_in(folder)
+        check_resumable(manifest, self.plan, path)
+        run = self._started(launcher, options, manifest.state(path))
+        run.resumed = manifest
+        if any(manifest.options) and len(manifest.options) == len(self.plan.param_groups):
+            run.set_options(manifest.options)
+        return run
+
+    def _started(
+        self,
+        launcher: str | Pool,
+        options: dict[str, Any],
+        stored: StoredState | None,
+        memory: Mapping[str, Tensor] | None = None,
+    ) -> Run:
         limit = options.pop("shapes", SHAPES)
         if not isinstance(limit, int) or limit < 1:
             raise PlanError(
                 f"shapes={limit!r}", legal="how many shapes batches may have, at least 1"
             )
         pool = pool_of(launcher, self.plan, options)
-        workers = PoolRun(self.plan, self.bodies, pool, compile=options.get("compile", False))
+        compile = options.get("compile", False)
+        workers = PoolRun(
+            self.plan, self.bodies, pool, stored=stored, memory=memory, compile=compile
+        )
         return Run(self.plan, workers, ShapedPlans(self, limit))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
+from piper.api.starting import starting_weights
 from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
 from piper.compiler.loss_warnings import warn_of_loss
 from piper.compiler.no_collections import no_collections
@@ -197,6 +198,8 @@ class Program:
         ema: float | None = None,
         precision: str | None = None,
         memory_limit: int | str | None = None,
+        weights: Any = None,
+        strict: bool = True,
     ) -> Job:
         """Make the program physical: bodies, communication, order, events, and one plan per class.
 
@@ -213,6 +216,10 @@ class Program:
         computation, with float32 masters that start from the model's own initial values; "fp32", or
         none, leaves the model as it is written.
         A plan that needs more than `memory_limit` ("80GiB") on some rank is refused.
+        `weights` are what training starts from, instead of initial values: a state_dict, the path of a
+        safetensors or torch.save file, or a folder with weights of Hugging Face's or torch's distributed
+        kind. Each rank reads what it holds. Names must be those of the model; with `strict=False` what
+        is missing starts from initial values, and a warning says what.
         """
         if clip is not None and not (isinstance(clip, int | float) and clip > 0):
             raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
@@ -231,9 +238,13 @@ class Program:
         settings = Settings(
             chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit
         )
+        stored, memory = None, None
+        if weights is not None:
+            stored, memory = starting_weights(self.source, weights, strict=strict)
         lowered = lower(self._scheduled, settings)
         warn_of_loss(lowered.source, lowered.plan)
-        return Job.of(lowered, partial(self._variant, settings, lowered.buckets))
+        variants = partial(self._variant, settings, lowered.buckets)
+        return Job.of(lowered, variants, stored=stored, memory=memory)
 
     def _variant(
         self, settings: Settings, buckets: Bucketed, training: bool, shapes: Shapes | None

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from piper.api.advice import with_advice
+from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
-from piper.errors import OutOfMemory, RunError
+from piper.api.weights_out import save_weights
+from piper.errors import OutOfMemory, PiperError, RunError
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
-from piper.plan.types import ModelTensor, Plan
+from piper.plan.types import Plan
+from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool_run import PoolRun
+from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
-from piper.runtime.worker.weights import initial_value
+from piper.runtime.worker.weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from piper.stored.manifest import Manifest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,8 @@ class Run:
         self.trained = plan  # the plan of the last step
         self.compiled: list[ShapedPlan] = []  # for batches of other shapes
         self.closed = False
+        self.resumed: Manifest | None = None  # what it goes on from, if it was saved before
+        self.steps = workers.stored.steps if workers.stored else 0  # done so far
         # By purpose: shapes of the batch that the ranks have read and not used, if any.
         self._fetched: dict[str, Shapes] = {}
         self._shares: dict[str, bool] = {}  # by purpose: whether a rank gives its own rows alone
@@ -64,9 +77,67 @@ class Run:
         try:
             role = self._ready("train", shapes)
             self.trained = self.workers.plans[role]
-            return _result(self._open().step(leaves, role=role))
+            result = _result(self._open().step(leaves, role=role))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
+        self.steps += 1
+        return result
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        wait: bool = True,
+        training: Mapping[str, Any] = {},
+    ) -> Saving:
+        """Write all that it takes to go on, under any strategy: `job.resume(folder)`.
+
+        Every rank writes its part. Without `wait` they write beside the coming steps, from copies, and
+        `done()` of what is returned must be asked until it is true. `training` is kept as it is.
+        """
+        self._open()
+        saving = Saving(self, folder, dict(training))
+        if wait:
+            saving.wait()
+        return saving
+
+    def save_weights(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        shard_size: int | str = "5GB",
+    ) -> Path:
+        """Write the model's tensors as safetensors, each rank those that it holds, in files of at most
+        `shard_size`. Trained parameters are written as their masters are, or floating-point tensors in
+        a `dtype`. A Hugging Face model gets its config.json, so that `from_pretrained(folder)` reads it.
+        """
+        self._open()
+        return save_weights(self, folder, dtype=dtype, shard_size=shard_size)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the model's `state_dict()` would have, whole and in this process: trained parameters as
+        their masters are, and the buffers that are saved."""
+        found = self.parameters() | self.buffers()
+        found |= self.masters() if self.plan.train else {}
+        return {name: found[unquote(tensor)] for name, tensor in self.plan.state_names.items()}
+
+    def agreed(self, act: Callable[[], T]) -> T:
+        """What one process does for all: its result, or its error."""
+        if self.workers.reading != "rank":
+            return act()
+        pool: Any = self.workers.pool
+        found: tuple[str, Any] = ("", None)
+        if pool.rank == 0:
+            try:
+                found = ("done", act())
+            except PiperError as error:
+                found = ("failed", error)
+        status, value = pool.from_first(found)
+        if status == "failed":
+            raise value
+        result: T = value
+        return result
 
     def evaluate(self, batch: Any = None) -> StepResult:
         """The loss of one batch with the model in eval() mode; nothing is trained."""
@@ -104,10 +175,18 @@ class Run:
                 self.compiled.append(found)
         return found.role
 
-    def read(self, data: Data, *, name: str = "train") -> None:
+    def read(
+        self,
+        data: Data,
+        *,
+        name: str = "train",
+        marks: Sequence[Mark] = (),
+        policy: ReadPolicy | None = None,
+    ) -> None:
         """Have every rank read its own rows: from now on `step` takes no batch.
 
-        `data(share)` gives the batches of one data rank. Worker processes import it from its file.
+        `data(share)` gives the batches of one data rank, from its mark on if there are `marks`. Worker
+        processes import it from its file. `policy` says what becomes of batches that cannot be read.
         """
         workers = self._open()
         if workers.reading != "members":
@@ -117,7 +196,7 @@ class Run:
             )
         if name == "eval":
             self.prepare_evaluation()
-        workers.read(data, name)
+        workers.read(data, name, marks=marks, policy=policy)
         self._fetched[name] = ()
 
     def fetch(self, *, name: str = "train") -> bool:
@@ -136,6 +215,10 @@ class Run:
     def memory(self) -> list[dict[str, int]]:
         """Per rank: bytes by what they are for, and the `peak`."""
         return self._open().memory()
+
+    def bytes_read(self) -> list[int]:
+        """Per rank: bytes of weights that it took from files."""
+        return self._open().bytes_read()
 
     def describe(self) -> list[dict[str, str]]:
         """Per rank: the name of its device, and an identity that no other device has."""
@@ -223,11 +306,13 @@ class Run:
         for name, tensor in self.plan.tensors.items():
             if tensor.buffer == (what == "buffer"):
                 own = unquote(name)
-                whole[own] = held[own] if own in held else self._initial(tensor)
+                whole[own] = held[own] if own in held else self._weights.as_held(name)
         return whole
 
-    def _initial(self, tensor: ModelTensor) -> Tensor:
-        return initial_value(tensor, self.workers.bodies, seed=self.plan.seed)
+    @cached_property
+    def _weights(self) -> Weights:
+        """For tensors that no rank holds."""
+        return Weights(self.plan, self.workers.bodies, self.workers.stored, self.workers.in_memory)
 
     def _whole(self, what: What) -> dict[str, Tensor]:
         """What the ranks hold of a kind, by the model's own names."""
@@ -237,6 +322,12 @@ class Run:
     def close(self) -> None:
         self.closed = True
         self.workers.close()
+
+    def __repr__(self) -> str:
+        ranks = f"{self.plan.mesh.size} ranks ({self.plan.mesh}) on {self.plan.device}"
+        return (
+            f"<Run of plan {self.plan.content_hash()}: {ranks}{', closed' if self.closed else ''}>"
+        )
 
     def __enter__(self) -> Run:
         return self

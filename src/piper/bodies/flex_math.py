@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-_MODULE = "torch.nn.attention.flex_attention"
+MODULE = "torch.nn.attention.flex_attention"
 
 
 def flex_attention(*args: Any, **kwargs: Any) -> Any:
@@ -25,7 +25,7 @@ def flex_attention(*args: Any, **kwargs: Any) -> Any:
 @contextlib.contextmanager
 def flex_on_cpu() -> Iterator[None]:
     """Torch has no kernel for the backward on CPUs, and refuses to be asked; math needs none."""
-    module = sys.modules.get(_MODULE)
+    module = sys.modules.get(MODULE)
     if module is None:  # nobody can call it
         yield
         return

@@ -9,6 +9,7 @@ from torch import fx
 
 from piper.bodies.chunk_code import ChunkCode, spec_of
 from piper.bodies.cutting.body_memory import bytes_inside, refuse_shared_memory
+from piper.bodies.cutting.failing_code import blaming
 from piper.bodies.cutting.joint import trace_joint
 from piper.bodies.cutting.partition import Half, Recompute, partition
 from piper.bodies.cutting.routed import Routing, bounded, route
@@ -42,7 +43,8 @@ class BodyStore:
         """`data_ranks` is how many have their part in the state that the chunk changes."""
         key = (code.key, code.targets, device, routing, recompute, code.fold and data_ranks)
         if key not in self._made:
-            made = self._build(code, device, routing, recompute)
+            with blaming(code, device=device):
+                made = self._build(code, device, routing, recompute)
             if code.fold is not None:
                 made.by_phase["S"] = self._fold(code, code.fold, data_ranks, device)
             self._made[key] = made

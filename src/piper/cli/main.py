@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from piper.cli import (
     check_command,
+    checkpoint_command,
     diff_command,
     doctor_command,
     explain_command,
@@ -26,6 +27,7 @@ _COMMANDS = (
     plan_command,
     check_command,
     verify_command,
+    checkpoint_command,
     schedule_command,
     explain_command,
     diff_command,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from piper.training.records import Record
 
 INTERRUPTED = 130
+TERMINATED = 143
 LAUNCHERS = {  # which options of the command line each launcher takes
     "local": ("timeout", "ranks_per_gpu", "compile"),
     "torchrun": ("timeout", "compile"),
@@ -65,6 +66,25 @@ def add_parser(commands: Any) -> None:
     )
     group.add_argument(
         "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
+    )
+    group.add_argument(
+        "--read-again",
+        type=int,
+        default=0,
+        metavar="N",
+        help="times that data which fails is tried",
+    )
+    group.add_argument(
+        "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
+    )
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument(
+        "--checkpoint", metavar="DIR", help="save into DIR, at the end and on SIGTERM"
+    )
+    group.add_argument("--every", type=int, metavar="N", help="save every N steps, too")
+    group.add_argument("--keep", type=int, metavar="K", help="keep the latest K (default: all)")
+    group.add_argument(
+        "--resume", action="store_true", help="go on from the latest one in DIR, if there is any"
     )
     parser.set_defaults(run=run)
 
@@ -154,16 +174,16 @@ def _train(
     job: Job, module: ModuleType, arguments: argparse.Namespace, options: dict[str, Any]
 ) -> int:
     import piper
-    from piper.training.data import made_batches
+    from piper.training.data import MadeBatches
 
     data = getattr(module, "data", None)
     if data is None:
         file = arguments.data or arguments.file
         _note(arguments, f"{file} has no data(share): each step makes a batch()")
-        data = made_batches(module.batch, seed=job.plan.seed)
-    last: list[Record] = []
+        data = MadeBatches(module.batch, seed=job.plan.seed)
+    last = _Last()
     try:
-        piper.train(
+        training = piper.train(
             job,
             data,
             steps=arguments.steps,
@@ -173,14 +193,28 @@ def _train(
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
             stop_on_nan=arguments.stop_on_nan,
-            on_step=lambda record: last.__setitem__(slice(None), [record]),
+            read_again=arguments.read_again,
+            skip_unreadable=arguments.skip_unreadable,
+            callbacks=[last],
+            checkpoint=arguments.checkpoint,
+            checkpoint_every=arguments.every,
+            keep=arguments.keep,
+            resume=arguments.resume,
             **options,
         )
     except KeyboardInterrupt:
-        done = f"step {last[0].step}: loss {last[0].loss:.4f}" if last else "no step"
-        print(f"interrupted after {done}", file=sys.stderr)
+        print(f"interrupted after {last.step}", file=sys.stderr)
         return INTERRUPTED
-    return 0
+    return TERMINATED if training.stopped else 0
+
+
+class _Last:
+    """A callback that keeps what there is to say of the last step."""
+
+    step = "no step"
+
+    def on_step(self, record: Record) -> None:
+        self.step = f"step {record.step}: loss {record.loss:.4f}"
 
 
 def _program(module: ModuleType, arguments: argparse.Namespace) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from piper.bodies.failed_node import FailedNode
 from piper.errors import TraceError
 from piper.frontend.capture.alignment import same_nodes
 from piper.frontend.capture.capture import Capture, Recording, Step, finish, record
-from piper.frontend.capture.captured_nodes import callee, source_of
-from piper.frontend.capture.interpret import FailedNode
 from piper.ir.tensor_type import TensorType
 
 if TYPE_CHECKING:
@@ -90,11 +89,7 @@ class Captures:
         try:
             capture = finish(recording, rows)
         except FailedNode as failed:
-            reason = f"{type(failed.cause).__name__}: {str(failed.cause).strip().splitlines()[0]}"
-            raise TraceError(
-                f"{callee(failed.node)} fails on fake tensors ({source_of(failed.node)}): {reason}",
-                legal="operators that know the shapes of their results (torch.library.register_fake)",
-            ) from failed
+            raise failed.told() from failed
         if rows != self.batch_size:
             _rename(capture, self.at(self.batch_size))
         return capture

@@ -243,6 +243,7 @@ def _lower(
         train=training,
         flops=_model_flops(logical.mesh, classes, state.flops, training=training),
         inside={name: inside[name] for name in sorted(used) if inside.get(name)},
+        state_names=source.state_names,
     )
     begin = time.perf_counter()
     report = check_plan(plan, memory_limit=settings.memory_limit)

@@ -29,8 +29,8 @@ def warn_of_loss(source: Source, plan: Plan) -> None:
     if found is not None:
         warnings.warn(
             f"step returns a mean over targets other than {found.ignored} ({found.source}), of which "
-            f"the {pieces} global microbatches of the example batch have {min(found.counts)} to "
-            f"{max(found.counts)}: each microbatch counts alike, and so a target counts more where "
+            f"{len(found.counts)} global microbatches of the example batch have {min(found.counts)} "
+            f"to {max(found.counts)}: each microbatch counts alike, and so a target counts more where "
             'there are fewer; with trace(..., mean="batch"), or --mean batch, each target of the batch '
             "counts alike",
             stacklevel=3,

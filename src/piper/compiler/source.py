@@ -225,6 +225,19 @@ class Source:
         grouping = resolve_optimizer(optimizer, whole.model, params, trained=trained)
         return grouping, frozenset(trained - grouping.of.keys())
 
+    @property
+    def model(self) -> nn.Module:
+        """The model as it was traced: without any element."""
+        return self.captured(self.batch_size).model
+
+    @cached_property
+    def state_names(self) -> dict[str, str]:
+        """What the model's state_dict has, in its order, and the tensor that each is."""
+        named = (*self.model.named_buffers(), *self.model.named_parameters())
+        tensors = {id(tensor): plain_name(name) for name, tensor in named}
+        own = self.model.state_dict(keep_vars=True).items()
+        return {name: tensors[id(tensor)] for name, tensor in own if id(tensor) in tensors}
+
     @cached_property
     def tensors(self) -> dict[str, ModelTensor]:
         """All parameters and buffers of the model, also those that no step reads, with their

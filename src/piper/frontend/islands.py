@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
+from piper.bodies.captured_nodes import callee, source_of, value_of
 from piper.bodies.leaves import tensors_in
 from piper.errors import Source
 from piper.frontend.capture.capture import Capture
-from piper.frontend.capture.captured_nodes import callee, source_of, value_of
 from piper.frontend.capture.lifted import WIDE
 from piper.frontend.cut.regions import module_paths
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 
 from piper.api.run import Run
-from piper.bodies.leaves import join_batches
 from piper.errors import RunError
-from piper.runtime.launch.pool_run import check_ends
-from piper.runtime.launch.reading import place_of
-from piper.runtime.launch.shares import Share, agreed_shapes, checked_leaves, shapes_of
+from piper.runtime.launch.marks import is_stateful
+from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy
+from piper.runtime.launch.shares import Share
+from piper.training.position import Position
+from piper.training.sources import source_of
 
 Data = Iterable[Any] | Callable[[Share], Iterable[Any]]
-ENDED, READ, FAILED, IDLE = range(4)
 
 
 def check_data(data: Any) -> None:
@@ -27,6 +26,20 @@ def check_data(data: Any) -> None:
         raise RunError(
             f"data is {type(data).__name__}",
             legal="an iterable of global batches, a DataLoader of them, or a function data(share)",
+        )
+
+
+def check_policy(data: Any, policy: ReadPolicy) -> None:
+    """Raise unless the data can be read so."""
+    if policy.again < 0 or policy.skip < 0:
+        raise RunError(
+            f"read_again={policy.again}, skip_unreadable={policy.skip}", legal="0 or more"
+        )
+    one_way = isinstance(data, Iterator) and not is_stateful(data)
+    if one_way and (policy.again or policy.skip):
+        raise RunError(
+            "data that can be read only once is not read again after an error",
+            legal="a list or DataLoader of global batches, or a function data(share)",
         )
 
 
@@ -40,90 +53,82 @@ def check_again(data: Any) -> None:
         )
 
 
-def made_batches(make: Callable[..., Any], *, seed: int) -> Iterator[Any]:
+class MadeBatches:
     """What a function makes when it is called again and again, with a new number if it takes one.
 
     Otherwise torch's own randomness gets the number, so that every process makes the same.
     """
-    takes = bool(inspect.signature(make).parameters)
-    for number in itertools.count(seed):
-        torch.manual_seed(number)
-        yield make(number) if takes else make()
+
+    def __init__(self, make: Callable[..., Any], *, seed: int) -> None:
+        self.make = make
+        self.number = seed
+        self.takes = bool(inspect.signature(make).parameters)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            torch.manual_seed(self.number)
+            batch = self.make(self.number) if self.takes else self.make()
+            self.number += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
 
 
-def batches(run: Run, data: Any, *, name: str = "train") -> Iterator[Any]:
-    """A batch for each step until the data ends; None where the ranks read their rows themselves."""
-    check_data(data)
-    reading = run.workers.reading
-    if reading == "rank":
-        yield from _of_this_rank(run, data, name)
-    elif not callable(data):
-        yield from _ordered(data, Share(0, 1, run.plan.seed))
-    elif reading == "members":
-        run.read(data, name=name)
-        while run.fetch(name=name):
-            yield None
-    else:
-        yield from _of_all_shares(run, data)
+class Batches:
+    """A batch for each step until the data ends; None where the ranks read their rows themselves.
 
+    It begins at `start`. Under torchrun every rank has one, and all call the same methods.
+    """
 
-def _ordered(data: Iterable[Any], share: Share) -> Iterable[Any]:
-    """Batches of a share. A DataLoader shuffles by the plan's seed, so that every launcher sees the
-    same order; of another iterable all rows come."""
-    if not isinstance(data, DataLoader):
-        return data
-    if isinstance(data.dataset, IterableDataset) or data.batch_sampler is None:
-        return data
-    return share.of(data)
+    def __init__(
+        self,
+        run: Run,
+        data: Any,
+        *,
+        name: str = "train",
+        start: Position | None = None,
+        policy: ReadPolicy | None = None,
+    ) -> None:
+        check_data(data)
+        self._source = source_of(run, data, name, start or Position(), policy or ReadPolicy())
+        self._position = start or Position()
+        self._ahead = False  # whether a batch was given that no step has trained on
 
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
-def _of_all_shares(run: Run, data: Callable[[Share], Iterable[Any]]) -> Iterator[Any]:
-    """All ranks are in this process: read every share, and put the rows together."""
-    num = run.plan.num_data_ranks
-    readers = [iter(data(Share(rank, num, run.plan.seed))) for rank in range(num)]
-    while True:
-        found = [next(reader, None) for reader in readers]
-        more = [rank for rank, batch in enumerate(found) if batch is not None]
-        check_ends(more, [rank for rank in range(num) if rank not in more])
-        if not more:
-            return
-        agreed_shapes(
-            {rank: shapes_of(run.plan, checked_leaves(run.plan, found[rank])) for rank in more}
+    def __next__(self) -> Any:
+        batch = self._source.next()
+        self._ahead = True
+        return batch
+
+    @property
+    def faults(self) -> ReadFaults:
+        """What could not be read."""
+        return self._source.faults
+
+    def trained(self) -> None:
+        """A step has trained on the last batch."""
+        mark, self._ahead = self._source.mark, False
+        self._position = Position(
+            steps=self._position.steps + 1,
+            samples=mark.samples,
+            epoch=mark.epoch,
+            sample=mark.sample,
+            mixed=mark.mixed,
         )
-        yield join_batches(found)
 
-
-def _of_this_rank(run: Run, data: Any, name: str) -> Iterator[Any]:
-    """This process is one rank: it reads for itself, and all agree on whether there is a batch."""
-    pool: Any = run.workers.pool
-    pool.reads_data = pool.num_ranks > 1
-    [me], plan = run.workers.ranks["train"], run.plan
-    reads = any(slot.kind == "batch" for slot in me.slots)
-    share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
-    reader = _begun_late(lambda: data(share) if callable(data) else _ordered(data, share))
-    while True:
-        status, batch, failure = READ, None, None
-        try:
-            if reads:
-                with pool.waiting_for(place_of(data)):
-                    batch = next(reader)
-                run.checked(batch, name)
-        except StopIteration:
-            status = ENDED
-        except Exception as error:
-            status, failure = FAILED, error
-        found = pool.agree(status if reads else IDLE)
-        if FAILED in found:
-            pool.stop(failure)
-        check_ends(
-            [rank for rank, other in enumerate(found) if other == READ],
-            [rank for rank, other in enumerate(found) if other == ENDED],
-        )
-        if ENDED in found:
-            return
-        yield batch
-
-
-def _begun_late(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
-    """What fails when it is made fails when it is first read."""
-    yield from make()
+    def position(self, *, states: bool = True) -> Position:
+        """After the last batch that was trained on. The states of loaders are asked of the ranks that
+        read; there are none of them while a batch is given and not trained on."""
+        if not states or self._ahead or self._position.states:
+            return self._position
+        whole, found = self._source.states()
+        known = tuple(state for state in found if state is not None)
+        if len(known) != len(found):
+            return self._position
+        return msgspec.structs.replace(self._position, states=known, whole=whole)

@@ -54,6 +54,12 @@ class Log:
         text = f"evaluation after step {step}: loss {loss:.4f}"
         self._say(facts, f"{text} ({num_batches} batches, {seconds:.1f} s)")
 
+    def checkpoint(self, facts: dict[str, Any]) -> None:
+        """What was saved: its step, folder, bytes, and the seconds for which training waited."""
+        size, waited = facts["bytes"] / 2**20, 1e3 * facts["seconds"]
+        text = f"saved step {facts['step']} in {facts['folder']} ({size:.1f} MiB, {waited:.0f} ms)"
+        self._say({"event": "checkpoint", **facts}, text)
+
     def end(self, training: Training) -> None:
         facts = {
             "event": "end",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,13 +17,25 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
+from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
+from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
-from piper.training.data import batches, check_again, check_data
+from piper.training.callbacks import Callbacks
+from piper.training.checkpoints import (
+    Checkpoints,
+    check_settings,
+    heeding_termination,
+    newest,
+    progress_of,
+)
+from piper.training.data import Batches, check_again, check_data, check_policy
 from piper.training.line import Log
 from piper.training.lr import LearningRate
 from piper.training.meter import Meter, unit_of
+from piper.training.position import Position
+from piper.training.progress import Progress
 from piper.training.records import Record, Training
 
 _REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
@@ -39,8 +51,15 @@ def train(
     evaluate: Any = None,
     evaluate_every: int = 0,
     log: str = "auto",
-    on_step: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Any] = (),
     stop_on_nan: bool = False,
+    read_again: int = 0,
+    skip_unreadable: int = 0,
+    start: Progress | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
+    resume: bool = False,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -52,30 +71,38 @@ def train(
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
-    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `on_step` is called with each record.
+    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
+    step and more (`piper.Callback`); one that raises ends the training.
+    Data that raises is read again up to `read_again` times; then up to `skip_unreadable` batches are
+    left out, by all ranks together, before it is an error.
+    `start` is the progress of a loop that trained the same parameters before: this one goes on with the
+    next sample, in all `steps` steps.
+    In the folder `checkpoint` the run is saved every `checkpoint_every` steps, beside the coming ones,
+    at the end, and when the process is asked to end (SIGTERM); the latest `keep` stay, or all. With
+    `resume` it goes on from the latest one there, whatever strategy that was saved under.
     """
     _check(steps, evaluate, evaluate_every)
+    check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
-    with _opened(job, launch, log, launch_options) as (run, lines):
-        loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan)
-        if evaluate is not None:
-            _prepare_evaluation(run, evaluate)
-        for batch in islice(batches(run, data), steps):
-            loop.step(batch)
-            done = len(loop.training.records)
-            if evaluate_every and done % evaluate_every == 0:
-                loop.evaluate(evaluate)
-            if on_step is not None:
-                on_step(loop.training.records[-1])
-        done = len(loop.training.records)
-        if steps is not None and done < steps:
-            raise RunError(
-                f"the data ended after {done} of {steps} steps",
-                legal="steps=None: until the data ends; or data that begins again",
+    policy = ReadPolicy(read_again, skip_unreadable)
+    check_policy(data, policy)
+    told = Callbacks(callbacks, silent=not _speaks(job, launch))
+    try:
+        before = checkpoint if resume else None
+        with _opened(job, launch, log, launch_options, before) as (run, lines):
+            begun = start or progress_of(run)
+            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
+            if checkpoint is None:
+                return loop.train(data, evaluate, evaluate_every)
+            every = checkpoint_every or 0
+            saver = Checkpoints(
+                run, lines, checkpoint, every=every, keep=keep, progress=loop.progress, told=told
             )
-        if evaluate is not None and done and loop.training.records[-1].evaluation is None:
-            loop.evaluate(evaluate)
-        return loop.end()
+            with heeding_termination(run) as asked_to_end:
+                return loop.train(data, evaluate, evaluate_every, saver, asked_to_end)
+    except BaseException as error:
+        told.fail(error)
+        raise
 
 
 class _Loop:
@@ -88,18 +115,108 @@ class _Loop:
         steps: int | None,
         lr_schedule: Callable[[Any], Any] | None,
         stop_on_nan: bool,
+        start: Progress,
+        callbacks: Callbacks,
+        policy: ReadPolicy,
     ) -> None:
         self.run = run
         self.lines = lines
-        self.meter = Meter(run, steps)
+        self.callbacks = callbacks
+        if run.workers.reading == "rank":  # others shall not say that this one was lost
+            pool: Any = run.workers.pool
+            callbacks.before_raising = pool.speak
+        self.policy = policy
+        self.start = start
+        self.steps = steps
+        before = start.position.steps
+        self.meter = Meter(run, None if steps is None else max(0, steps - before))
         self.rate = LearningRate(run.plan.param_groups, lr_schedule or _constant)
         self.scheduled = lr_schedule is not None
+        if self.scheduled and start.schedule is not None:
+            self.rate.load_state_dict(decoded(start.schedule))
+        elif self.scheduled:
+            for _ in range(before):
+                self.rate.advance()
         self.stop_on_nan = stop_on_nan
         self.warned = False
         self.told = len(run.compiled)
         self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
-        self.training = Training(self.meter.unit)
+        self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
+        self.batches: Batches | None = None
+        self.unread = (0, 0)  # batches that were tried again, and left out, as far as it was said
+
+    @property
+    def done(self) -> int:
+        """Steps, with those before this loop."""
+        return self.start.position.steps + self.meter.num
+
+    def train(
+        self,
+        data: Any,
+        evaluate: Any,
+        evaluate_every: int,
+        saver: Checkpoints | None = None,
+        asked_to_end: Callable[[], bool] = lambda: False,
+    ) -> Training:
+        """All steps that are left, or those until the process is asked to end."""
+        if evaluate is not None:
+            _prepare_evaluation(self.run, evaluate)
+        self.callbacks.tell("on_start", self._facts())
+        self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
+        for batch in islice(self.batches, self.meter.steps):
+            self.step(batch)
+            if evaluate_every and self.done % evaluate_every == 0:
+                self.evaluate(evaluate)
+            if saver:
+                saver.after_step()
+            if asked_to_end():
+                self.training.stopped = True
+                break
+        if self.steps is not None and self.done < self.steps and not self.training.stopped:
+            raise RunError(
+                f"the data ended after {self.done} of {self.steps} steps",
+                legal="steps=None: until the data ends; or data that begins again",
+            )
+        if saver:
+            saver.end()
+        if self.training.stopped:
+            self.lines.note(f"asked to end: stopped after step {self.done}, which is saved")
+        elif evaluate is not None and self.meter.num and not self._evaluated:
+            self.evaluate(evaluate)
+        return self.end()
+
+    @property
+    def _evaluated(self) -> bool:
+        """Whether the last step's record has an evaluation."""
+        return self.training.records[-1].evaluation is not None
+
+    def _facts(self) -> dict[str, Any]:
+        plan = self.run.plan
+        return {
+            "step": self.done,
+            "steps": self.steps,
+            "ranks": plan.mesh.size,
+            "mesh": str(plan.mesh),
+            "plan": plan.content_hash(),
+            "unit": self.meter.unit,
+        }
+
+    def progress(self) -> Progress:
+        """What another loop needs to go on from here; under torchrun every rank asks."""
+        return Progress(
+            position=self.position(),
+            schedule=encoded(self.rate.state_dict()) if self.scheduled else None,
+            records=tuple(self.training.records),
+            seconds=self.seconds,
+        )
+
+    def position(self) -> Position:
+        return self.batches.position() if self.batches else self.start.position
+
+    @property
+    def seconds(self) -> float:
+        return self.start.seconds + time.perf_counter() - self.begun
 
     def step(self, batch: Any) -> None:
         """One step and its line. Its time is that since the last one, so that reading data counts."""
@@ -108,13 +225,15 @@ class _Loop:
             self.options = self.rate.options
             self.run.set_options(self.options)
         result = self.run.step(batch)
+        if self.batches:
+            self.batches.trained()
         if self.scheduled:
             self.rate.advance(result.loss)
         now = time.perf_counter()
         seconds, self.since = now - self.since - self._say_compiled(), now
         self.meter.step(seconds)
         record = Record(
-            step=self.meter.num,
+            step=self.done,
             loss=result.loss,
             norm=result.norm,
             lr=lr,
@@ -122,11 +241,28 @@ class _Loop:
             per_second=self.meter.units / seconds,
             mfu=self.meter.mfu(seconds),
             memory=self.meter.memory,
+            **self._say_unread(),
         )
         self.training.records.append(record)
-        self.lines.step(record, self.meter.steps, self.meter.eta)
+        self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
+        self.callbacks.tell("on_step", record)
+
+    def _say_unread(self) -> dict[str, int]:
+        """How often reading the step's batch was tried again, and how many were left out before it, with
+        a line for each."""
+        if self.batches is None:
+            return {}
+        faults, (retried, skipped) = self.batches.faults, self.unread
+        for text in faults.left_out[skipped:]:
+            self.lines.warning(self.done, f"a batch before it was left out: {text}")
+        self.unread = faults.retried, len(faults.left_out)
+        if self.unread[0] > retried:
+            times = self.unread[0] - retried
+            often = "once" if times == 1 else f"{times} times"
+            self.lines.warning(self.done, f"its data was read again, {often}")
+        return {"retried": self.unread[0] - retried, "skipped": self.unread[1] - skipped}
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -152,7 +288,7 @@ class _Loop:
     def evaluate(self, data: Any) -> None:
         """The mean loss over all batches of other data, in the record of the last step."""
         begun, total, count, num = time.perf_counter(), 0.0, 0.0, 0
-        for batch in batches(self.run, data, name="eval"):
+        for batch in Batches(self.run, data, name="eval"):
             result = self.run.evaluate(batch)
             total, count, num = total + result.loss * result.count, count + result.count, num + 1
         if not num:
@@ -162,15 +298,18 @@ class _Loop:
         self._say_compiled()
         now = time.perf_counter()
         self.lines.evaluation(last.step, total / count, num, now - begun)
+        self.callbacks.tell("on_evaluation", self.training.records[-1])
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:
         """Under torchrun ranks have measured times of their own: all get those of rank 0."""
-        self.training.seconds = time.perf_counter() - self.begun
+        self.training.seconds = self.seconds
+        self.training.position = self.position()
         if self.run.workers.reading == "rank":
             pool: Any = self.run.workers.pool
             self.training = pool.from_first(self.training)
         self.lines.end(self.training)
+        self.callbacks.tell("on_end", self.training)
         return self.training
 
 
@@ -194,24 +333,39 @@ def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
     return "single" if plan.mesh.size == 1 else "local"
 
 
+def _speaks(job: Job | Run, launch: str | Pool) -> bool:
+    """Whether this process says what happens: of several ranks of torchrun the first does."""
+    if isinstance(job, Run):
+        alone = job.workers.reading != "rank"
+    else:
+        alone = launcher_of(job.plan, launch) != "torchrun"
+    return alone or os.environ.get("RANK") == "0"
+
+
 @contextlib.contextmanager
 def _opened(
-    job: Job | Run, launch: str | Pool, log: str, options: dict[str, Any]
+    job: Job | Run,
+    launch: str | Pool,
+    log: str,
+    options: dict[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
 ) -> Iterator[tuple[Run, Log]]:
-    """A run and its log; a run that was made here ends here."""
+    """A run and its log; a run that was made here ends here. Of a folder of checkpoints it goes on from
+    the latest one, if there is any."""
     unit, _ = unit_of(job.plan)
     if isinstance(job, Run):
-        if launch != "auto" or options:
+        if launch != "auto" or options or checkpoint is not None:
             raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
-        first = job.workers.reading != "rank" or os.environ["RANK"] == "0"
-        yield job, Log(log if first else "none", unit=unit)
+        yield job, Log(log if _speaks(job, launch) else "none", unit=unit)
         return
     launcher = launcher_of(job.plan, launch)
-    first = launcher != "torchrun" or os.environ.get("RANK") == "0"
-    lines = Log(log if first else "none", unit=unit)
+    lines = Log(log if _speaks(job, launch) else "none", unit=unit)
     if launcher in _REPORTING:
         options = {"report": lines.launch, **options}
-    with job.launch(launcher, **options) as run:
+    saved = None if checkpoint is None else newest(checkpoint, lines)
+    with (
+        job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
+    ):
         lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
         yield run, lines
 

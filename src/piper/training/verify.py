@@ -18,7 +18,7 @@ from piper.frontend.capture.capture import plain_name
 from piper.frontend.capture.hf_experts import own_experts
 from piper.plan.types import Plan
 from piper.runtime.factory import optimizers_of
-from piper.runtime.worker.weights import initial_value
+from piper.runtime.worker.weights import Weights
 from piper.training.keyed_reference import eager_step
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
@@ -253,9 +253,10 @@ def load_initial(model: nn.Module, job: Job) -> None:
     """Give a module the weights that the job's ranks start from."""
     named = (*model.named_buffers(), *model.named_parameters())
     tensors = {plain_name(name): tensor for name, tensor in named}
+    weights = Weights(job.plan, job.bodies, job.stored, job.memory)
     with torch.no_grad():
-        for name, spec in job.plan.tensors.items():
-            tensors[name].copy_(initial_value(spec, job.bodies, seed=job.plan.seed))
+        for name in job.plan.tensors:
+            tensors[name].copy_(weights.whole(name))
 
 
 def _rows(batch: Any, piece: int, pieces: int) -> Any:

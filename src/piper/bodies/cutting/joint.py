@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from piper.bodies.checkpoints import CheckpointedRun
 from piper.bodies.chunk_code import ChunkCode, dtype_name
+from piper.bodies.cutting.linalg_checks import unordered_checks
 from piper.bodies.cutting.rnn_dropout import dropout_between_layers
 from piper.bodies.operators import draws_random
 from piper.errors import TraceError
@@ -41,7 +42,7 @@ def trace_joint(code: ChunkCode, *, device: str, run: Run | None = None) -> Join
     gradient leaves detached.
     """
     run = run or runner(code, device=device)
-    with warnings.catch_warnings(), dropout_between_layers():
+    with warnings.catch_warnings(), dropout_between_layers(), unordered_checks():
         warnings.simplefilter("ignore")
         fixes = _boundary_fixes(code, run, device)
 
@@ -63,6 +64,18 @@ def trace_joint(code: ChunkCode, *, device: str, run: Run | None = None) -> Join
 
 def runner(code: ChunkCode, *, device: str) -> Run:
     """A function that runs the captured code on `device`: named devices and the default one move."""
+    root, graph = on_device(code, device)
+    forward = CheckpointedRun(root, graph=graph).run
+
+    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+        with torch.device(device):
+            return forward(*inputs)
+
+    return run
+
+
+def on_device(code: ChunkCode, device: str) -> tuple[torch.nn.Module, fx.Graph]:
+    """The code with other devices in its arguments, and a module with its constants."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(code.graph, {}))
     for node in graph.nodes:
@@ -71,13 +84,7 @@ def runner(code: ChunkCode, *, device: str) -> Run:
     root = torch.nn.Module()
     for name, constant in code.constants.items():
         root.register_buffer(name, constant.to(device))
-    forward = CheckpointedRun(root, graph=graph).run
-
-    def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-        with torch.device(device):
-            return forward(*inputs)
-
-    return run
+    return root, graph
 
 
 def _moved(arg: Any, device: str) -> Any:

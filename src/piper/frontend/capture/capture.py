@@ -18,6 +18,7 @@ from torch._dynamo import exc
 from torch._dynamo.functional_export import dynamo_graph_capture_for_export
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from piper.bodies.captured_nodes import callee, plain_code, source_of, value_of
 from piper.bodies.closed_operator import steps_of
 from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.initial import Initializers, recording
@@ -32,12 +33,11 @@ from piper.frontend.capture.any_rows import (
 )
 from piper.frontend.capture.autocast_marks import mark_casts
 from piper.frontend.capture.building import building, cast_parameters
-from piper.frontend.capture.captured_nodes import callee, plain_code, source_of, value_of
 from piper.frontend.capture.checkpointed_code import inline_checkpoints
 from piper.frontend.capture.counted import CountedStep, count_targets, uncounted
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
-from piper.frontend.capture.flex_attention import lower_flex_attention
+from piper.frontend.capture.flex_attention import lower_flex_attention, unknown_blocks
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.inner_graphs import close_operators, inner_graphs
@@ -56,7 +56,12 @@ from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.plain_tensors import refuse_plain_tensor
-from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
+from piper.frontend.refuse.refusals import (
+    WRONG_RESULT,
+    readable_building,
+    readable_errors,
+    warn_of_side_effects,
+)
 from piper.frontend.refuse.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.refuse.state import Origin, refuse_changed_state
 from piper.frontend.refuse.transforms import refuse_transforms
@@ -187,10 +192,15 @@ def record(
         refusing_hooks(),
         refusing_lazy(),
         recording() as initializers,
+        readable_building(),
     ):
         model = make_model()
+    if not isinstance(model, nn.Module):
+        raise TraceError(
+            f"make_model returns {type(model).__name__}",
+            legal="a function that returns an nn.Module",
+        )
     refuse_hooks(model)
-    refuse_sparse_gradients(model)
     named = (*model.named_parameters(), *model.named_buffers())
     with mode:
         fake_batch = map_leaves(lambda leaf: _fake_leaf(leaf, rows, dtype), batch)
@@ -221,6 +231,7 @@ def record(
         certain_layers(model),
         fixed_shapes(),
         flex_on_cpu(),
+        unknown_blocks(),
         tracing_settings(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
@@ -234,9 +245,10 @@ def record(
     graph.output(graph.graph_copy(module.graph, {}))
     inline_checkpoints(graph, module)
     flat = lower_flex_attention(graph, flat)
-    refuse_transforms(graph)
+    for each in (graph, *inner_graphs(module)):
+        refuse_transforms(each)
+        refuse_sparse_gradients(each)
     for inner in inner_graphs(module):
-        refuse_transforms(inner)
         _refuse_data_dependent(inner)
         if isinstance(step, LiftedStep):
             lift(inner)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from piper.bodies.captured_nodes import source_of, value_of
 from piper.bodies.checkpoints import set_region
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import source_of, value_of
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from piper.bodies.captured_nodes import callee, source_of, value_of
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import callee, source_of, value_of
 
 _LOSSES = (F.cross_entropy, F.nll_loss)
 _SAME = ("clone", "contiguous", "double", "float", "reshape", "squeeze", "to", "view")

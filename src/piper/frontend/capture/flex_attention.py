@@ -1,14 +1,60 @@
-"""Flex attention: calls of the operator in, calls of plain math without the blocks of masks out."""
+"""Flex attention: calls of the operator in, calls of plain math without the blocks of masks out.
+
+Torch finds the blocks of a mask by torch.vmap, which no plan runs. In traced code an operator stands for
+what it would find, and nothing may read that operator's result but flex attention, for its blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import operator
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from piper.bodies import flex_math
-from piper.frontend.capture.captured_nodes import callee
+from piper.bodies.captured_nodes import callee, source_of
+from piper.errors import TraceError
+
+_library = torch.library.Library("piper", "FRAGMENT")
+_library.define("unknown_mask(SymInt[] shape, Device device, ScalarType dtype) -> Tensor")
+
+
+def _some_mask(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.ones(shape, dtype=dtype, device=device)
+
+
+_library.impl("unknown_mask", _some_mask, "CompositeExplicitAutograd")
+
+
+@contextlib.contextmanager
+def unknown_blocks() -> Iterator[None]:
+    """While Dynamo traces: masks that are made in traced code have blocks that nobody computes."""
+    module: Any = sys.modules.get(flex_math.MODULE)
+    if module is None:
+        yield
+        return
+    with (
+        patch.object(module, "create_mask", _create_mask),
+        patch.object(module, "_ordered_to_dense", _ordered_to_dense),
+    ):
+        yield
+
+
+def _create_mask(
+    mod_fn: Any, B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device: Any = "cpu"
+) -> Tensor:
+    shape = (1 if B is None else B, 1 if H is None else H, Q_LEN, KV_LEN)
+    return torch.ops.piper.unknown_mask(shape, torch.device(device), torch.bool)
+
+
+def _ordered_to_dense(num_blocks_in_row: Tensor, col_indices: Tensor, num_cols: int) -> Tensor:
+    shape = (*num_blocks_in_row.shape, num_cols)
+    return torch.ops.piper.unknown_mask(shape, num_blocks_in_row.device, torch.int32)
 
 
 def lower_flex_attention(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
@@ -22,7 +68,33 @@ def lower_flex_attention(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
             node.target = flex_math.flex_attention
             sizes = [None if arg in blocks else arg for arg in sizes]
             node.args = (*node.args[:4], (*sizes, mask), *node.args[5:])
+    _erase_unknown(graph)
     unread = {node for node in blocks if node.op == "placeholder" and not node.users}
     for node in unread:
         graph.erase_node(node)
     return [v for node, v in zip(placeholders, inputs, strict=True) if node not in unread]
+
+
+def _erase_unknown(graph: fx.Graph) -> None:
+    """Erase unknown masks with all that was made of them; raise if anything else reads them."""
+    masks = graph.find_nodes(op="call_function", target=torch.ops.piper.unknown_mask)
+    of_masks: set[fx.Node] = set(masks)
+    for node in graph.nodes:
+        if any(arg in of_masks for arg in node.all_input_nodes):
+            of_masks.add(node)
+    for node in reversed(list(graph.nodes)):
+        if node in of_masks and not node.users and not _writes(node):
+            graph.erase_node(node)
+            of_masks.discard(node)
+    for mask in masks:
+        if mask in of_masks:
+            raise TraceError(
+                f"the step makes a mask by torch.vmap ({source_of(mask)})",
+                legal="create_block_mask for flex_attention, or comparisons of index tensors: "
+                "i[:, None] >= i[None, :]",
+            )
+
+
+def _writes(node: fx.Node) -> bool:
+    in_place = callee(node).endswith("_") and node.target not in (operator.and_, operator.or_)
+    return node.op == "output" or node.target is operator.setitem or in_place

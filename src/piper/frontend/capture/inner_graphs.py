@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from piper.bodies.captured_nodes import callee, source_of
 from piper.bodies.closed_operator import bare, close
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import callee, source_of
 
 _CLOSED = ("autograd_function_apply", "flex_attention")
 

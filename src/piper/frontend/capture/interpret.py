@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from piper.bodies.captured_nodes import source_of
 from piper.bodies.casts import CapturedRun, casting, noting_cast_weights
 from piper.bodies.closed_operator import ClosedOperator
+from piper.bodies.failed_node import FailedNode
 from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
 from piper.bodies.unseen_changes import UnseenChanges
 from piper.errors import TraceError
 from piper.frontend.capture.any_rows import at_rows, detached
-from piper.frontend.capture.captured_nodes import source_of
 from piper.frontend.capture.statistics import NORMS
 
 
@@ -50,15 +51,6 @@ class Facts:
         """Also what later changes of a node's own memory read before it: `out = zeros_like(x)` belongs
         where `out[i] = y` is, after y."""
         return [*self.inputs(node), *self.changers_inputs.get(node, ())]
-
-
-class FailedNode(Exception):
-    """A node that does not run on inputs of these shapes."""
-
-    def __init__(self, node: fx.Node, cause: Exception) -> None:
-        self.node = node
-        self.cause = cause
-        super().__init__(str(cause))
 
 
 def interpret(
@@ -142,14 +134,14 @@ class _Run(CapturedRun):
         inputs = [tensor for tensor in given if tensor.requires_grad]
         if not results or not inputs:
             return
+        ones = [*map(torch.ones_like, results)]
         with RandomWatch() as watch:
-            grads = torch.autograd.grad(
-                results,
-                inputs,
-                [*map(torch.ones_like, results)],
-                retain_graph=True,
-                allow_unused=True,
-            )
+            try:
+                grads = torch.autograd.grad(
+                    results, inputs, ones, retain_graph=True, allow_unused=True
+                )
+            except Exception as error:
+                raise FailedNode(node, error, backward=True) from error
         if watch.seen:
             self.random_backwards.append(node)
         closed = {

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from piper.bodies.captured_nodes import value_of
 from piper.bodies.leaves import tensors_in
-from piper.frontend.capture.captured_nodes import value_of
 
 WIDE = {
     torch.float16: torch.float64,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from piper.bodies.captured_nodes import source_of, value_of
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import source_of, value_of
 
 _library = torch.library.Library("piper", "FRAGMENT")
 _library.define("replace_buffer(Tensor old, Tensor new) -> ()")
@@ -53,8 +53,8 @@ def store_replacements(graph: fx.Graph) -> None:
         buffer = stands_for[new] = stands_for.get(old, old)
         last[buffer] = new, note
     for buffer, (new, note) in last.items():
-        if new is buffer:
-            continue  # it was put back
+        if _same_memory(buffer, new):
+            continue  # it was put back, or `.to()` had nothing to do
         _check_alike(buffer, new, note)
         with graph.inserting_before(next(iter(reversed(graph.nodes)))):
             content = graph.call_method("detach", (new,))
@@ -63,6 +63,15 @@ def store_replacements(graph: fx.Graph) -> None:
             made.meta = {**note.meta, "example_value": value_of(buffer)}
     for note in graph.find_nodes(op="call_function", target=torch.ops.piper.replace_buffer):
         graph.erase_node(note)
+
+
+def _same_memory(buffer: fx.Node, new: fx.Node) -> bool:
+    one, other = value_of(buffer), value_of(new)
+    return (
+        one.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and one.storage_offset() == other.storage_offset()
+        and (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+    )
 
 
 def _check_alike(buffer: fx.Node, new: fx.Node, note: fx.Node) -> None:

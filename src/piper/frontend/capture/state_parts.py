@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
+from piper.bodies.captured_nodes import OF_STATE, callee, source_of, value_of
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import OF_STATE, callee, source_of, value_of
 from piper.frontend.capture.interpret import Facts
 from piper.frontend.refuse.state import Origin
 

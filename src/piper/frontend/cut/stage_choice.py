@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from piper.bodies.captured_nodes import numbered, plain_code
 from piper.cost.balance import balanced, largest
 from piper.errors import Call, CutError, did_you_mean
 from piper.frontend.capture.capture import Capture
-from piper.frontend.capture.captured_nodes import numbered, plain_code
 from piper.frontend.cut.node_costs import node_costs
 from piper.frontend.cut.regions import free_code, is_code, own_tags
 from piper.frontend.cut.units import Unit, Units, crossing_bytes, inseparable

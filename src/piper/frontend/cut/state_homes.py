@@ -7,9 +7,9 @@ from urllib.parse import unquote
 
 from torch import fx
 
+from piper.bodies.captured_nodes import source_of
 from piper.errors import TraceError
 from piper.frontend.capture.capture import Capture
-from piper.frontend.capture.captured_nodes import source_of
 from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.cut.regions import module_paths
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from piper.bodies.captured_nodes import value_of
 from piper.bodies.chunk_code import spec_of
 from piper.bodies.folding import Fold, FoldPart, Given
-from piper.frontend.capture.captured_nodes import value_of
 from piper.frontend.capture.state_parts import StatePart
 from piper.ir.tensor_type import TensorType
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from piper.bodies.captured_nodes import callee, source_of, value_of
 from piper.bodies.leaves import tensors_in
 from piper.errors import Source
 from piper.frontend.capture.capture import Capture, alike
-from piper.frontend.capture.captured_nodes import callee, source_of, value_of
 
 _SUMS = {"sum", "nansum"}
 _MEANS = {"mean", "nanmean"}

@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from torch import nn
+import torch.nn.functional as F
+from torch import fx
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from piper.bodies.captured_nodes import callee, source_of
 from piper.errors import TraceError, user_source
+
+_SPARSE_AT = {F.embedding: 6, F.embedding_bag: 7}  # which of their arguments asks for it
 
 
 @contextlib.contextmanager
@@ -30,11 +34,15 @@ def refusing_lazy() -> Iterator[None]:
         yield
 
 
-def refuse_sparse_gradients(model: nn.Module) -> None:
+def refuse_sparse_gradients(graph: fx.Graph) -> None:
     """Raise for an embedding whose gradient would be a sparse tensor."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+    for node in graph.nodes:
+        if node.target in _SPARSE_AT and _argument(node, _SPARSE_AT[node.target]):
             raise TraceError(
-                f"{type(module).__name__} {path} has sparse gradients",
+                f"{callee(node)} has sparse gradients ({source_of(node)})",
                 legal="sparse=False: gradients are dense, and cut and reduced as such",
             )
+
+
+def _argument(node: fx.Node, position: int) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get("sparse")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, fx, nn
 
+from piper.bodies.captured_nodes import source_of
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import source_of
 
 
 def refuse_plain_tensor(node: fx.Node, tensor: Tensor, model: nn.Module) -> None:

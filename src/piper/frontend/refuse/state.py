@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 from torch import fx, nn
 
+from piper.bodies.captured_nodes import source_of
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import source_of
 from piper.frontend.capture.interpret import Facts
 
 BUFFERS = "buffers that a training forward alone changes: nothing that eval() mode changes too"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
+from piper.bodies.captured_nodes import source_of
 from piper.errors import TraceError
-from piper.frontend.capture.captured_nodes import source_of
 
 _BEGIN = {
     "_vmap_increment_nesting": "torch.vmap",

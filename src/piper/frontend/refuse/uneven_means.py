@@ -12,15 +12,17 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from piper.bodies.captured_nodes import source_of, value_of
 from piper.errors import Source
 from piper.frontend.capture.capture import Capture
-from piper.frontend.capture.captured_nodes import source_of, value_of
 from piper.frontend.capture.counted import mean_call
+
+LOOKED_AT = 64  # microbatches: a plan for thousands of ranks must not cost more than one for a few
 
 
 @dataclass(frozen=True)
 class UnevenMean:
-    """A mean loss, and the numbers of targets that it is over in each global microbatch."""
+    """A mean loss, and the numbers of targets that it is over in each of the first microbatches."""
 
     ignored: int
     counts: list[int]
@@ -34,7 +36,7 @@ def uneven_mean(
     in all microbatches alike."""
     if microbatch.count is not None:
         return None
-    num = next(iter(leaves.values())).shape[0] // rows
+    num = min(next(iter(leaves.values())).shape[0] // rows, LOOKED_AT)
     pieces = [
         {k: leaf[i * rows : (i + 1) * rows] for k, leaf in leaves.items()} for i in range(num)
     ]

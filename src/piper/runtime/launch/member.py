@@ -9,19 +9,21 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from piper.bodies.no_compiler import spare_compiler
 from piper.errors import PiperError
-from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan, plan_from_json
 from piper.runtime.failure.board import Board, begin, clear, end
 from piper.runtime.launch.devices import device_facts
-from piper.runtime.launch.reading import Reader, function_of, import_reference
-from piper.runtime.launch.shares import Share
+from piper.runtime.launch.reader import Fetched, Reader
+from piper.runtime.launch.reading import function_of, import_reference
 from piper.runtime.order.host_order import PeerError
+from piper.runtime.state.weight_writing import write_weights
+from piper.runtime.state.write_pieces import Writing
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.transport import Transport
@@ -29,6 +31,9 @@ from piper.runtime.worker.heap import keep_memory
 from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.worker import Worker
+from piper.stored.pieces import StoredState
+from piper.stored.weight_files import Place
+from piper.stored.writers import Entry
 
 
 class Member:
@@ -59,6 +64,7 @@ class Member:
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
         self.at: Worker | None = None  # the one that was asked last
+        self.writing: Writing | None = None  # the state, beside the work
 
     def join(self, payload: Mapping[str, Any]) -> str:
         """Meet the other ranks; why there can be no gates between them, if so."""
@@ -98,6 +104,9 @@ class Member:
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
+            stored=_stored(payload.get("stored")),
+            memory=payload.get("memory"),
+            given=payload.get("given"),
             compile=payload.get("compile", False),
         )
 
@@ -129,17 +138,25 @@ class Member:
     def read(self, payload: Mapping[str, Any]) -> None:
         """From now on, or again from its start, read this data rank's share from a function."""
         worker = self.workers[payload["name"]]
-        plan, me = worker.plan, worker.me
+        plan, rank = worker.plan, worker.me.data_rank
         reader = None
         if worker.batch_slots:
-            share = Share(me.data_rank, plan.num_data_ranks, plan.seed)
-            reader = Reader(function_of(payload["function"]), share, plan)
+            mark = payload["marks"][rank] if payload["marks"] else None
+            function, num = function_of(payload["function"]), plan.num_data_ranks
+            policy = payload["policy"]
+            reader = Reader(function, plan, rank=rank, num_ranks=num, mark=mark, policy=policy)
+            reader.open()
         self.readers[payload["name"]] = reader
 
-    def fetch(self, name: str) -> Shapes | None:
+    def fetch(self, name: str) -> Fetched | None:
         """Read the next batch: its shapes, if there was one, or None if this rank needs none."""
         reader = self.readers[name]
         return reader.fetch() if reader else None
+
+    def loader_state(self, name: str) -> tuple[int, dict[str, Any] | None] | None:
+        """The data rank, and what its loader says of itself, if it does; None if it needs no batch."""
+        reader = self.readers[name]
+        return (reader.rank, reader.state()) if reader else None
 
     def describe(self, _: object = None) -> dict[str, str]:
         """The device: its name, and an identity that no other device has."""
@@ -149,6 +166,26 @@ class Member:
         """A copy of each on the CPU: a view would be sent with the memory of its whole bucket."""
         held = self.workers["train"].tensors(kind)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in held.items()}
+
+    def bytes_read(self, _: object = None) -> int:
+        """From files of weights."""
+        return self.workers["train"].weights.reader.num_bytes
+
+    def save(self, payload: Mapping[str, Any]) -> float:
+        """Copy what this rank writes of the state, and begin to write it; seconds that took."""
+        entries = msgspec.json.decode(payload["entries"], type=list[Entry])
+        self.writing = Writing(self.workers["train"], entries, payload["folder"])
+        return self.writing.seconds
+
+    def saved(self, _: object = None) -> dict[str, Any] | None:
+        """What was written where; None as long as it is being written."""
+        return self.writing.result() if self.writing else None
+
+    def write_weights(self, payload: Mapping[str, Any]) -> str:
+        """Write this rank's part of the weights into files that are there; why it cannot, or nothing."""
+        entries = msgspec.json.decode(payload["entries"], type=list[Entry])
+        places = msgspec.json.decode(payload["places"], type=dict[str, Place])
+        return write_weights(self.workers["train"], entries, places, payload["folder"])
 
     def memory(self, _: object = None) -> dict[str, int]:
         """Bytes by what they are for, measured on live storages, and the most that was in use."""
@@ -166,6 +203,11 @@ class Member:
         except Exception as error:
             lost = isinstance(error, PeerError | dist.DistError)
             return "lost" if lost else "error", told(error, name, self.at)
+
+
+def _stored(given: Any) -> StoredState | None:
+    """What a run starts from, if it is given; it travels as JSON."""
+    return given if given is None else msgspec.json.decode(given, type=StoredState)
 
 
 def told(error: Exception, command: str, worker: Worker | None = None) -> dict[str, Any]:

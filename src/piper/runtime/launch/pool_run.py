@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from piper.bodies.files.registrations import registering_modules
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes
+from piper.plan.holdings import holdings
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
+from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool import Pool, Reading
+from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy
+from piper.runtime.launch.reader import Fetched
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
+from piper.runtime.state.given import Giver, elsewhere
 from piper.runtime.worker.worker import Worker
+from piper.stored.pieces import StoredState
+from piper.stored.weight_files import Place
+from piper.stored.writers import Entry
 
 
 class PoolRun:
@@ -27,6 +36,8 @@ class PoolRun:
         bodies: Mapping[str, str],
         pool: Pool | Callable[[], Pool],
         *,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
         compile: bool = False,
     ) -> None:
         self.own_pool = callable(pool)
@@ -35,11 +46,16 @@ class PoolRun:
         self.bodies = bodies
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
+        self.in_memory = memory  # of that, what lies in this process
+        self.stored = stored  # what the run starts from, if not from the model's own code
         self._set: list[
             dict[str, Any]
         ] = []  # what each parameter group is set to with the next step
+        self.now: list[dict[str, Any]] = [{} for _ in plan.param_groups]  # all that was set
         self.ranks: dict[str, list[RankPlan]] = {}  # by role, of the ranks that this process drives
         self._data: dict[str, str] = {}  # by role: what the ranks read
+        self.marks: dict[str, Mark] = {}  # by role: where the ranks stand in it
+        self.read_faults: dict[str, ReadFaults] = {}  # by role
         try:
             self._check()
             self.load(plan, bodies, "train")
@@ -94,12 +110,32 @@ class PoolRun:
             modules = registering_modules(bodies.values())
             files = ((module.__name__, getattr(module, "__file__", None)) for module in modules)
             payload["imports"] = [module_reference(m, file) for m, file in files if file]
-        self.call("load", payload)
+        self._call("load", self._with_start(payload, plan))
         if self.reading != "driver":
             hashes = set(self.call("plan_hash", name))
             if hashes != {plan.content_hash()}:
                 raise RunError(f"ranks hold different plans: {sorted(hashes)}")
         self.ranks[name] = [bind(plan, rank) for rank in self.pool.ranks]
+
+    def _with_start(self, payload: dict[str, Any], plan: Plan) -> list[dict[str, Any]]:
+        """A payload per rank: the first plan's with what the ranks start from. What lies in this process
+        is cut for ranks in others."""
+        first, ranks = plan is self.plan, self.pool.ranks
+        if self.stored is None:
+            return [payload] * len(ranks)
+        if first:
+            sent = elsewhere(self.stored) if self.pool.sends else self.stored
+            payload["stored"] = msgspec.json.encode(sent)
+        if not self.in_memory:
+            return [payload] * len(ranks)
+        if not self.pool.sends:
+            return [{**payload, "memory": self.in_memory}] * len(ranks)
+        giver = Giver(self.stored, self.in_memory)
+        if first:
+            return [{**payload, "given": giver.to(plan, rank)} for rank in ranks]
+        known = ({held.tensor for held in holdings(self.plan, rank)} for rank in ranks)
+        pairs = zip(ranks, known, strict=True)
+        return [{**payload, "given": giver.more(plan, rank, known=k)} for rank, k in pairs]
 
     def step(
         self,
@@ -151,27 +187,76 @@ class PoolRun:
             )
         before = self._set or [{} for _ in each]
         self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
+        self.now = [{**old, **new} for old, new in zip(self.now, each, strict=True)]
 
-    def read(self, function: Data, name: str = "train") -> None:
-        """Have every rank that needs batches read its share from a function, from the start."""
-        payload = {"name": name, "function": reference(function)}
+    def read(
+        self,
+        function: Data,
+        name: str = "train",
+        *,
+        marks: Sequence[Mark] = (),
+        policy: ReadPolicy | None = None,
+    ) -> None:
+        """Have every rank that needs batches read its share from a function: from the start, or from
+        the mark of its data rank."""
+        self.read_faults[name] = ReadFaults(policy or ReadPolicy())
         self._data[name] = place_of(function)
-        self.call("read", payload)
+        payload = {"name": name, "function": reference(function), "marks": list(marks)}
+        self.call("read", {**payload, "policy": policy})
 
     def fetch(self, name: str = "train") -> Shapes:
         """Have every rank read its next batch: the shapes of the global one; nothing if the data has
-        ended, for all of them."""
-        answers = self.call("fetch", name)
-        ended = [rank for rank, shapes in enumerate(answers) if shapes == ()]
-        more = {rank: shapes for rank, shapes in enumerate(answers) if shapes}
-        check_ends(list(more), ended)
-        return agreed_shapes(more) if more else ()
+        ended, for all of them. A batch that some cannot read is left out by all."""
+        faults = self.read_faults[name]
+        while True:
+            answers: dict[int, Fetched] = {
+                rank: found for rank, found in enumerate(self.call("fetch", name)) if found
+            }
+            faults.retried += sum(found.retried for found in answers.values())
+            failures = {rank: found.failure for rank, found in answers.items() if found.failure}
+            if not failures:
+                break
+            faults.leave_out(failures)
+        more = {rank: found.shapes for rank, found in answers.items() if found.shapes}
+        check_ends(list(more), [rank for rank in answers if rank not in more])
+        if not more:
+            return ()
+        self.marks[name] = answers[next(iter(more))].mark
+        return agreed_shapes(more)
 
     def describe(self) -> list[dict[str, str]]:
         return self.call("describe")
 
     def tensors(self, kind: str) -> list[dict[str, Tensor]]:
         return self.call("tensors", kind)
+
+    def bytes_read(self) -> list[int]:
+        return self.call("bytes_read")
+
+    def save(self, entries: Sequence[Sequence[Entry]], folder: str) -> list[float]:
+        """Have every rank write its entries into a folder, beside the work; seconds that each took to
+        begin."""
+        payloads = [
+            {"entries": msgspec.json.encode(entries[rank]), "folder": folder}
+            for rank in self.pool.ranks
+        ]
+        return self._call("save", payloads)
+
+    def saved(self) -> list[dict[str, Any]] | None:
+        """What all ranks have written; None as long as one is not done."""
+        answers = self.call("saved")
+        return None if any(answer is None for answer in answers) else answers
+
+    def write_weights(
+        self, entries: Sequence[Sequence[Entry]], places: Mapping[str, Place], folder: str
+    ) -> list[str]:
+        """Have every rank write its entries into files of a folder; what each could not."""
+        sent = msgspec.json.encode(dict(places))
+        payloads = [
+            {"entries": msgspec.json.encode(entries[rank]), "places": sent, "folder": folder}
+            for rank in self.pool.ranks
+        ]
+        return self._call("write_weights", payloads)
 
     def memory(self) -> list[dict[str, int]]:
         return self.call("memory")

@@ -1,4 +1,4 @@
-"""Reading: a data function travels by its name; each member calls it and reads its own batches."""
+"""Reading: a data function in, its file and name for other processes and back out."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-
 from piper.errors import RunError, Source
 from piper.files import PREFIX, module_of
-from piper.ir.tensor_type import Shapes
-from piper.plan.types import Plan
-from piper.runtime.launch.shares import Share, checked_leaves, shapes_of
+from piper.runtime.launch.shares import Share
 
 Data = Callable[[Share], Iterable[Any]]
 _LEGAL = (
@@ -66,37 +62,3 @@ def import_reference(found: Mapping[str, Any]) -> ModuleType:
     if module == "__main__" or module.startswith(PREFIX):
         return module_of(found["file"])
     return importlib.import_module(module)
-
-
-class Reader:
-    """The batches of one share, read one at a time and checked."""
-
-    def __init__(self, function: Data, share: Share, plan: Plan) -> None:
-        self.plan = plan
-        self.share = share
-        self.number = 0
-        self._batches = iter(function(share))
-        self._next: dict[str, Tensor] | None = None
-
-    def fetch(self) -> Shapes:
-        """Read the next batch: the shapes of the global one; nothing if there is none."""
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            return ()
-        self.number += 1
-        try:
-            self._next = checked_leaves(self.plan, batch)
-        except RunError as error:
-            raise RunError(
-                f"batch {self.number} of data rank {self.share.rank}: {error.message}",
-                legal=error.legal,
-            ) from None
-        return shapes_of(self.plan, self._next, parts=self.share.num_ranks)
-
-    def take(self) -> dict[str, Tensor]:
-        """The batch that was read last."""
-        if self._next is None:
-            raise RunError("no batch was fetched for this step")
-        leaves, self._next = self._next, None
-        return leaves

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from piper.bodies.leaves import batch_constants, batch_leaves
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.types import Plan
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-_KEPT = (
-    "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "generator",
-    "multiprocessing_context", "prefetch_factor", "persistent_workers",
-)  # fmt: skip
+from piper.runtime.launch.epochs import Epochs
 
 
 def share_of(plan: Plan, leaves: Mapping[str, Tensor], data_rank: int) -> dict[str, Tensor]:
@@ -90,13 +81,39 @@ def agreed_shapes(by_rank: Mapping[int, Shapes]) -> Shapes:
     return by_rank[first]
 
 
-@dataclass(frozen=True)
 class Share:
-    """The part of every global batch that data rank `rank` of `num_ranks` reads."""
+    """The part of every global batch that data rank `rank` of `num_ranks` reads.
 
-    rank: int
-    num_ranks: int
-    seed: int = 0
+    The n-th batches of all shares together are the n-th global batch. `start` is how many samples of
+    the global batches were trained on before: a data function that looks at it begins after them.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        seed: int = 0,
+        start: int = 0,
+        *,
+        epochs: Epochs | None = None,
+    ) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.seed = seed
+        self.epochs = epochs or Epochs(seed=seed, sample=start)
+        self._start = start
+        self._looked_at = False
+
+    @property
+    def start(self) -> int:
+        self._looked_at = True
+        self._check_one_way()
+        return self._start
+
+    @property
+    def begins(self) -> bool:
+        """Whether what reads it begins after the samples that were trained on."""
+        return self._looked_at or self.epochs.used
 
     def rows(self, size: int) -> slice:
         """Which samples of a global batch of `size`."""
@@ -111,11 +128,9 @@ class Share:
     def of(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """A loader of this share of the global batches of `loader`; no other samples are read.
 
-        Every rank sees the batches in the same order: a sampler that shuffles without a generator of
-        its own is given one with the share's seed.
+        It begins after `start`. Every rank sees the batches in the same order: a sampler that shuffles
+        without a generator of its own is given one with the share's seed, another in each epoch.
         """
-        from torch.utils.data import DataLoader, IterableDataset
-
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             what = "an IterableDataset" if loader.batch_sampler is not None else "batch_size=None"
             raise RunError(
@@ -123,33 +138,16 @@ class Share:
                 legal="a map-style dataset with batch_size=..., or a data function that yields this "
                 "rank's rows itself",
             )
-        options = {name: getattr(loader, name) for name in _KEPT}
-        sampler = _Rows(_seeded(loader.batch_sampler, self.seed), self)
-        return DataLoader(loader.dataset, batch_sampler=sampler, **options)
+        self.epochs.used = True
+        self._check_one_way()
+        return self.epochs.loader(loader, self.rows)
 
+    def _check_one_way(self) -> None:
+        if self._looked_at and self.epochs.used:
+            raise RunError(
+                "the data function reads share.start, after which share.of(loader) begins by itself",
+                legal="one of the two",
+            )
 
-class _Rows:
-    """A sampler of batches: of each batch of another one, the rows of a share."""
-
-    def __init__(self, batches: Any, share: Share) -> None:
-        self.batches = batches
-        self.share = share
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for indexes in self.batches:
-            found = list(indexes)
-            yield found[self.share.rows(len(found))]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-def _seeded(batches: Any, seed: int) -> Any:
-    """A copy of a sampler of batches that draws the same order in every process."""
-    sampler: Any = getattr(batches, "sampler", None)
-    if getattr(sampler, "generator", 0) is not None:
-        return batches  # it does not draw, or has a generator of its own
-    batches, sampler = copy.copy(batches), copy.copy(sampler)
-    sampler.generator = torch.Generator().manual_seed(seed)
-    batches.sampler = sampler
-    return batches
+    def __repr__(self) -> str:
+        return f"Share({self.rank}, {self.num_ranks}, seed={self.seed}, start={self._start})"

@@ -91,8 +91,10 @@ class TorchrunPool:
         """Every rank's answer, on every rank; a step's result is the same on all."""
         [payload] = payloads
         mine = self._do(command, payload)
-        if command == "step":
-            return [mine]
+        return [mine] if command == "step" else self.gather(mine, command)
+
+    def gather(self, mine: Any, command: str = "fetch") -> list[Any]:
+        """What all ranks have."""
         answers: list[Any] = [None] * self.num_ranks
         try:
             dist.all_gather_object(answers, mine)
@@ -100,15 +102,15 @@ class TorchrunPool:
             self._fail(PeerError(command, str(error)), command)
         return answers
 
-    def agree(self, mine: int) -> list[int]:
+    def agree(self, *mine: int) -> list[list[int]]:
         """The numbers of all ranks."""
-        number = torch.tensor([mine])
-        found = [torch.zeros_like(number) for _ in range(self.num_ranks)]
+        numbers = torch.tensor(mine)
+        found = [torch.zeros_like(numbers) for _ in range(self.num_ranks)]
         try:
-            dist.all_gather(found, number)
+            dist.all_gather(found, numbers)
         except RuntimeError as error:
             self._fail(PeerError("fetch", str(error)), "fetch")
-        return [int(one) for one in found]
+        return [numbers.tolist() for numbers in found]
 
     def shapes(self, mine: Shapes, known: Sequence[Shapes]) -> Shapes:
         """Of the global batch. In a training loop some ranks read none, and all agree: on one of those
@@ -116,7 +118,7 @@ class TorchrunPool:
         if not self.reads_data:
             return mine or known[0]
         number = known.index(mine) if mine in known else len(known)
-        found = {n for n in self.agree(number if mine else NOTHING) if n != NOTHING}
+        found = {n for [n] in self.agree(number if mine else NOTHING) if n != NOTHING}
         if found < {len(known)} or (len(found) == 1 and found != {len(known)}):
             return known[min(found, default=0)]
         every: list[Shapes] = [()] * self.num_ranks
@@ -138,6 +140,11 @@ class TorchrunPool:
             self._fail(failure, "fetch")
         time.sleep(2 * GRACE_SECONDS)
         raise SystemExit(1)
+
+    def speak(self) -> None:
+        """This rank has an error of its own to raise: the others end without a word."""
+        with self._speaking:
+            self.rollcall.speaks()
 
     def from_first(self, mine: Any) -> Any:
         """What rank 0 has."""

@@ -102,6 +102,17 @@ class Updater:
                 return self.optimizers[piece.group].state.get(param, {}), piece.begin
         raise RunError(f"nobody steps element {element}")
 
+    def restore(self, states: Sequence[Mapping[str, Tensor]], averages: Sequence[Tensor]) -> None:
+        """Go on from a step that was saved: what was kept for each piece, and the moving averages."""
+        for number, optimizer in self.optimizers.items():
+            mine = [s for s, p in zip(states, self.pieces, strict=True) if p.group == number]
+            groups = optimizer.state_dict()["param_groups"]
+            state = {index: dict(kept) for index, kept in enumerate(mine) if kept}
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for now, average in zip(self.averages, averages, strict=True):
+            now.copy_(average)
+        self._begun = True
+
     def keep(self) -> None:
         """Remember everything that the next step changes."""
         self._before = [(m, m.clone()) for m in self.masters]

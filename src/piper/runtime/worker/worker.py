@@ -21,13 +21,16 @@ from piper.plan.types import Plan, bind
 from piper.runtime.failure.board import STEP, Board
 from piper.runtime.order.device_order import DeviceOrder
 from piper.runtime.order.host_order import HostOrder
+from piper.runtime.state.given import Given
+from piper.runtime.state.restore import restore
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
 from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.update import Updater
-from piper.runtime.worker.weights import elements_of, initial_value
+from piper.runtime.worker.weights import Weights
+from piper.stored.pieces import StoredState
 
 
 class Worker:
@@ -37,7 +40,8 @@ class Worker:
     what it frees. `step` does so in the order of the device; the loopback engine in any order that
     the plan's streams and waits allow. `cells` is where the worker says how far it is.
     A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
-    optimizers and steps, too.
+    optimizers and steps, too. Otherwise it starts from what is `stored`, in files or in `memory`, or
+    what it is `given` of that, and makes the rest.
     """
 
     def __init__(
@@ -50,6 +54,9 @@ class Worker:
         device: str = "cpu",
         cells: memoryview | None = None,
         shares: Worker | None = None,
+        stored: StoredState | None = None,
+        memory: Mapping[str, Tensor] | None = None,
+        given: Given | None = None,
         compile: bool = False,
     ) -> None:
         self.plan = plan
@@ -77,16 +84,20 @@ class Worker:
         ]
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
-            self._fill_model(bodies)
+            self.weights = Weights(plan, bodies, stored, memory, given)
+            self._fill_model()
         else:
-            self._share_model(shares, bodies)
+            self.weights = shares.weights.of(plan, bodies, given)
+            self._share_model(shares)
         self._fill_constants(trained)
         self.functions = body_functions(self.me, bodies, device=device, compile=compile)
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
         self._wide.clear()
+        if stored is not None:
+            restore(self, stored)
         self.order = DeviceOrder(self) if self.device.type == "cuda" else HostOrder(self)
 
-    def _fill_model(self, bodies: Mapping[str, str]) -> None:
+    def _fill_model(self) -> None:
         """Initial values of what this rank holds, and of nothing else."""
         by_slot: dict[int, list[Holding]] = defaultdict(list)
         for held in self.holdings:
@@ -94,11 +105,11 @@ class Worker:
                 by_slot[held.slot].append(held)
         for index, slot in enumerate(self.me.slots):
             if slot.kind in MODEL and slot.base < 0:
-                self._fill(index, self._initial(slot, by_slot[index], bodies))
+                self._fill(index, self._initial(slot, by_slot[index]))
 
-    def _initial(self, slot: Slot, held: list[Holding], bodies: Mapping[str, str]) -> Tensor:
+    def _initial(self, slot: Slot, held: list[Holding]) -> Tensor:
         """A tensor, or the pieces of a bucket side by side, before they are narrowed."""
-        values = (elements_of(self._whole(h.tensor, bodies), h) for h in held)
+        values = (self.weights.elements(h) for h in held)
         if slot.bucket < 0:
             (value,) = values
             return value.reshape(slot.shape).clone()
@@ -107,9 +118,6 @@ class Worker:
         for h, value in zip(held, values, strict=True):
             flat[h.offset : h.offset + value.numel()] = value
         return flat
-
-    def _whole(self, name: str, bodies: Mapping[str, str]) -> Tensor:
-        return initial_value(self.plan.tensors[name], bodies, seed=self.plan.seed)
 
     def _fill(self, index: int, value: Tensor) -> None:
         """A tensor of the model; what a narrower dtype loses of it is kept for masters."""
@@ -126,7 +134,7 @@ class Worker:
         begin, end = window(self.plan, self.me, slot)
         return self._wide[slot.base][begin:end].clone()
 
-    def _share_model(self, other: Worker, bodies: Mapping[str, str]) -> None:
+    def _share_model(self, other: Worker) -> None:
         """Hold the same tensors of the model as another worker, which has the same elements. What that
         one neither reads nor trains is as it was in the beginning."""
         slots = enumerate(other.me.slots)
@@ -139,7 +147,7 @@ class Worker:
                 fresh = slot.source not in held and not (tensor and tensor.trainable)
                 if known is None and slot.source and fresh:
                     held_here = list(held_in(self.plan, self.me, index))
-                    self._fill(index, self._initial(slot, held_here, bodies))
+                    self._fill(index, self._initial(slot, held_here))
                     continue
                 if known is None:
                     raise RunError(
@@ -242,12 +250,16 @@ class Worker:
         found: dict[str, Tensor] = {}
         for held in self.holdings:
             if held.what == what:
-                tensor = self._beside(held)
+                tensor = self.held(held)
                 if tensor is not None:
                     found[held.key] = tensor
         return found
 
-    def _beside(self, held: Holding) -> Tensor | None:
+    def stepping(self, slot: int) -> tuple[Updater, int]:
+        """Who steps what lies in a slot, and as which of its tensors."""
+        return self._stepping[slot]
+
+    def held(self, held: Holding) -> Tensor | None:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
         start = held.offset

@@ -9,7 +9,7 @@ from torch import fx
 
 from piper.errors import Source
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OF_STATE = "piper_of_state"  # in a node's meta: only the state of buffers needs it
 
 
@@ -48,7 +48,7 @@ def source_of(node: fx.Node) -> Source | None:
         line = line.strip()
         if line.startswith('File "') and "/torch/" not in line:
             file, _, rest = line[len('File "') :].partition('", line ')
-            if file.startswith(_HERE):
+            if file.startswith(_OURS + os.sep):
                 continue
             return Source(file, int(rest.split(",")[0]))
     return None

@@ -1,0 +1,129 @@
+"""Weights as users have them: a state_dict, a file or a folder in, the index of its tensors out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from piper.bodies.files.torch_zip import place_of, torch_content
+from piper.errors import FileError
+from piper.files import read_start
+from piper.runtime.state.dcp_index import dcp_index
+from piper.stored.boxes import row_major, whole
+from piper.stored.pieces import Piece, Stored, StoredTensor
+from piper.stored.safetensors_index import chosen, file_index, files_of
+
+NESTS = ("model", "state_dict", "model_state_dict", "module")  # keys that weights may lie under
+FOLDER = (  # what a folder may have, the first counts; Hugging Face's names
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    ".metadata",
+)
+LEGAL = "a state_dict, a .safetensors or torch.save file, or a folder with " + ", ".join(FOLDER)
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """An index of tensors, and those of them that lie in this process's memory, each in one run."""
+
+    stored: Stored
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def weight_source(source: Any) -> WeightSource:
+    """What a user gave as weights."""
+    if isinstance(source, Mapping):
+        return _in_memory(source)
+    if isinstance(source, nn.Module):
+        raise FileError("weights are a model", legal="model.state_dict()")
+    if not isinstance(source, str | os.PathLike):
+        raise FileError(f"weights are a {type(source).__name__}", legal=LEGAL)
+    path = os.path.abspath(os.fspath(source))
+    if not os.path.isdir(path):
+        return WeightSource(_file(path))
+    for name in FOLDER:
+        inside = os.path.join(path, name)
+        if os.path.exists(inside):
+            return WeightSource(_folder(path, inside))
+    raise FileError(f"{path} has no weights", legal=LEGAL)
+
+
+def _folder(folder: str, path: str) -> Stored:
+    if path.endswith(".metadata"):
+        return _dcp(folder)
+    if not path.endswith(".json"):
+        return _file(path)
+    found: Stored = {}
+    for file, names in files_of(path).items():
+        found |= chosen(_file(file), names, file, path)
+    return found
+
+
+def _file(path: str) -> Stored:
+    if not path.endswith(".safetensors") and read_start(path, 2)[0] == b"PK":
+        return _saved_by_torch(path)
+    if path.endswith((".pt", ".pth", ".bin", ".ckpt")):
+        return _saved_by_torch(path)  # which says what is wrong with it
+    return file_index(path)
+
+
+def _saved_by_torch(path: str) -> Stored:
+    content = torch_content(path)
+    tensors = _unnested(content) if isinstance(content, Mapping) else {}
+    if not tensors:
+        raise FileError(
+            f"{path} has no tensors by name", legal="torch.save(model.state_dict(), ...)"
+        )
+    return {name: _indexed(name, tensor, path) for name, tensor in tensors.items()}
+
+
+def _indexed(name: str, tensor: Tensor, path: str) -> StoredTensor:
+    shape = tuple(tensor.shape)
+    offset, size = place_of(tensor, name, path), tensor.element_size()
+    strides = None if tensor.is_contiguous() else tuple(tensor.stride())
+    piece = Piece(whole(shape), path, offset, tensor.numel() * size, strides=strides)
+    return StoredTensor(_dtype(tensor), shape, (piece,))
+
+
+def _in_memory(given: Mapping[str, Any]) -> WeightSource:
+    """Tensors of this process; they are read when a run starts."""
+    stored: Stored = {}
+    memory: dict[str, Tensor] = {}
+    for name, tensor in _unnested(given).items():
+        memory[name] = kept = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        shape, length = tuple(kept.shape), kept.numel() * kept.element_size()
+        piece = Piece(whole(shape), name, 0, length, "memory", strides=row_major(shape))
+        stored[name] = StoredTensor(_dtype(kept), shape, (piece,))
+    if not stored:
+        raise FileError("weights are a dict without tensors", legal=LEGAL)
+    return WeightSource(stored, memory)
+
+
+def _unnested(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The tensors of a dict by name or, if it has none, of the dict in it that is one of weights."""
+    tensors = {str(name): found for name, found in content.items() if isinstance(found, Tensor)}
+    for key in NESTS if not tensors else ():
+        if isinstance(content.get(key), Mapping):
+            return _unnested(content[key])
+    return tensors
+
+
+def _dcp(folder: str) -> Stored:
+    """Likewise, of the paths of a checkpoint."""
+    found = dcp_index(folder)
+    for key in NESTS:
+        inside = {path[1:]: tensor for path, tensor in found.items() if path[0] == key}
+        if inside and () not in inside:
+            found = inside
+            break
+    return {".".join(map(str, path)): tensor for path, tensor in found.items()}
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

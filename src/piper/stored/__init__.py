@@ -1,0 +1,1 @@
+"""Tensors in files: which elements of which tensor lie in which file, without reading any."""

@@ -1,0 +1,110 @@
+"""Folders: checkpoints of one run side by side. What is there under its name is whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from pathlib import Path
+
+from piper.errors import FileError
+from piper.stored.manifest import NAME, Manifest, read_manifest
+
+_STEP = re.compile(r"step-(\d{8,})$")
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(partial|removed)$")
+
+
+def step_folder(root: str | os.PathLike[str], step: int) -> Path:
+    return Path(root) / f"step-{step:08d}"
+
+
+def checkpoints(root: str | os.PathLike[str]) -> list[Path]:
+    """All that are there, the oldest first."""
+    found = [path for path in _entries(root) if _STEP.match(path.name) and (path / NAME).is_file()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def latest(root: str | os.PathLike[str]) -> Path | None:
+    return next(reversed(checkpoints(root)), None)
+
+
+def found_in(folder: str | os.PathLike[str]) -> tuple[str, Manifest]:
+    """A checkpoint, or the latest of those in a folder, and its manifest."""
+    path = Path(os.path.abspath(folder))
+    if not (path / NAME).is_file():
+        newest = latest(path)
+        if newest is None:
+            raise FileError(f"{folder} has no checkpoint", legal="what run.save(folder) wrote")
+        path = newest
+    return str(path), read_manifest(path)
+
+
+def begin(folder: str | os.PathLike[str]) -> Path:
+    """A new folder beside the one that it becomes, once it is whole."""
+    target = Path(folder)
+    if target.exists() and not (target / NAME).is_file() and any(target.iterdir()):
+        raise FileError(
+            f"{target} is there, and is no checkpoint", legal="a new or an empty folder"
+        )
+    made = _beside(target, "partial")
+    try:
+        made.mkdir(parents=True)
+    except OSError as problem:
+        raise FileError(f"{target} cannot be written: {problem.strerror or problem}") from None
+    return made
+
+
+def commit(made: Path, folder: str | os.PathLike[str]) -> None:
+    """Give a folder that is whole its name; an older one of that name goes."""
+    target = Path(folder)
+    sync(made)
+    old = None
+    if target.exists():
+        old = _beside(target, "removed")
+        os.rename(target, old)
+    os.rename(made, target)
+    sync(target.parent)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def remove(folder: Path) -> None:
+    """At once for all who look: it loses its name before its files."""
+    gone = _beside(folder, "removed")
+    os.rename(folder, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def prune(root: str | os.PathLike[str], keep: int) -> None:
+    """Leave the `keep` newest."""
+    for folder in checkpoints(root)[:-keep]:
+        remove(folder)
+
+
+def sweep(root: str | os.PathLike[str]) -> list[str]:
+    """Remove what runs that ended in the middle have left; the names of that."""
+    found = [path for path in _entries(root) if _UNFINISHED.match(path.name)]
+    for path in found:
+        shutil.rmtree(path, ignore_errors=True)
+    return sorted(path.name for path in found)
+
+
+def sync(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _beside(target: Path, what: str) -> Path:
+    return target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}.{what}"
+
+
+def _entries(root: str | os.PathLike[str]) -> list[Path]:
+    try:
+        return list(Path(root).iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,61 @@
+"""Resumable: a manifest and a plan in; FileError unless a run of the plan can go on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+from piper.errors import FileError
+from piper.plan.types import Plan
+from piper.stored.manifest import Manifest
+
+LISTED = 8
+
+
+def check_resumable(manifest: Manifest, plan: Plan, folder: str) -> None:
+    """The same model, optimizers and seed; strategy, world size and precision may be others."""
+    problems = [*_tensors(manifest, plan)]
+    if manifest.steps:
+        problems += [*_optimizers(manifest, plan)]
+    if manifest.seed != plan.seed:
+        problems.append(f"its seed is {manifest.seed}, this job's {plan.seed}")
+    if plan.ema is not None and manifest.ema is None and manifest.steps:
+        problems.append("it has no moving averages, which this job keeps")
+    if problems:
+        more = len(problems) - LISTED
+        raise FileError(
+            f"{folder} is not of this job",
+            details=[*problems[:LISTED], *([f"and {more} more"] if more > 0 else [])],
+            legal="the same model, optimizer and seed as when it was saved",
+        )
+
+
+def _tensors(manifest: Manifest, plan: Plan) -> Iterable[str]:
+    stored = {
+        path[1]: manifest.tensors[name].shape
+        for name, path in manifest.paths.items()
+        if path[0] == "model"
+    }
+    wanted = {unquote(name): tensor.shape for name, tensor in plan.tensors.items()}
+    for name in sorted(wanted.keys() | stored.keys()):
+        if name not in stored:
+            yield f"{name} is missing in it"
+        elif name not in wanted:
+            yield f"{name} is in it, and not in the model"
+        elif wanted[name] != stored[name]:
+            yield f"{name} is {list(stored[name])} in it, {list(wanted[name])} in the model"
+
+
+def _optimizers(manifest: Manifest, plan: Plan) -> Iterable[str]:
+    mine = {
+        unquote(name): plan.param_groups[bucket.group_of(place)].optimizer
+        for bucket in plan.buckets
+        if bucket.trained
+        for place, name in enumerate(bucket.params)
+    }
+    theirs = {name: manifest.param_groups[i].optimizer for name, i in manifest.group_of.items()}
+    for name in sorted(mine):
+        if name not in theirs:
+            yield f"{name} was not trained"
+        elif mine[name] != theirs[name]:
+            yield f"{name} was trained by {theirs[name]}, here by {mine[name]}"

@@ -1,0 +1,171 @@
+"""Checkpoints: when a training loop saves, where, and from which one it goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from piper.api.run import Run
+from piper.api.saving import Saving
+from piper.errors import FileError, RunError
+from piper.stored.folders import checkpoints, prune, step_folder, sweep
+from piper.stored.manifest import read_manifest
+from piper.training.callbacks import Callbacks
+from piper.training.line import Log
+from piper.training.position import Position
+from piper.training.progress import Progress
+
+KEPT_RECORDS = 10_000  # the last ones: a checkpoint should not grow with every step
+
+
+class Checkpoints:
+    """Saves a run every so many steps, beside the coming ones, and keeps the latest few."""
+
+    def __init__(
+        self,
+        run: Run,
+        lines: Log,
+        folder: str | os.PathLike[str],
+        *,
+        every: int,
+        keep: int | None,
+        progress: Callable[[], Progress],
+        told: Callbacks,
+    ) -> None:
+        self.run = run
+        self.lines = lines
+        self.folder = folder
+        self.every = every
+        self.keep = keep
+        self.progress = progress
+        self.told = told
+        self.saving: Saving | None = None
+        self.last = run.steps if run.resumed else -1  # the step that was saved last
+        left = run.agreed(lambda: sweep(folder))
+        if left:
+            lines.note(f"{os.fspath(folder)}: removed what was not finished: {', '.join(left)}")
+
+    def after_step(self) -> None:
+        """Look after the one on its way, and begin the next if it is time."""
+        if self.saving:
+            self._look(wait=False)
+        if self.every and self.run.steps % self.every == 0:
+            self.begin()
+
+    def begin(self) -> None:
+        """One at a time: a disk that is slower than training makes it wait."""
+        if self.saving:
+            self._look(wait=True)
+        if self.last == self.run.steps:
+            return
+        self.last = self.run.steps
+        try:
+            target = step_folder(self.folder, self.run.steps)
+            self.saving = self.run.save(target, wait=False, training=facts_of(self.progress()))
+        except FileError as error:
+            self._failed(error)
+
+    def end(self) -> None:
+        """Save the last step, and wait for it."""
+        self.begin()
+        if self.saving:
+            self._look(wait=True)
+
+    def _look(self, *, wait: bool) -> None:
+        assert self.saving is not None
+        saving = self.saving
+        try:
+            if wait:
+                saving.wait()
+            if not saving.done():
+                return
+            if self.keep:
+                self.run.agreed(lambda: prune(self.folder, self.keep or 0))
+        except FileError as error:
+            self._failed(error)
+            return
+        self.saving = None
+        facts = {
+            "step": saving.steps,
+            "folder": os.fspath(saving.folder),
+            "bytes": saving.num_bytes,
+            "seconds": saving.seconds,
+        }
+        self.lines.checkpoint(facts)
+        self.told.tell("on_checkpoint", facts)
+
+    def _failed(self, error: FileError) -> None:
+        """Training goes on: what was saved before is still there."""
+        step = self.saving.steps if self.saving else self.run.steps
+        self.saving = None
+        self.lines.warning(step, f"no checkpoint: {error.message}; training goes on")
+
+
+def facts_of(progress: Progress) -> dict[str, Any]:
+    """For a manifest."""
+    kept = msgspec.structs.replace(progress, records=progress.records[-KEPT_RECORDS:])
+    facts: dict[str, Any] = msgspec.json.decode(kept.to_json())
+    return facts
+
+
+def progress_of(run: Run) -> Progress:
+    """Where the loop was that saved what a run goes on from, unless it has gone on already. What was
+    saved outside of a loop knows its steps, and of no data."""
+    if run.resumed is None or run.steps != run.resumed.steps:
+        return Progress()
+    if not run.resumed.training:
+        return Progress(position=Position(steps=run.steps))
+    return Progress.from_json(msgspec.json.encode(run.resumed.training))
+
+
+def newest(folder: str | os.PathLike[str], lines: Log) -> str | None:
+    """The latest checkpoint whose manifest can be read."""
+    found = checkpoints(folder)
+    if not found:
+        lines.note(f"{os.fspath(folder)} has no checkpoint yet")
+    for path in reversed(found):
+        try:
+            read_manifest(path)
+        except FileError as error:
+            lines.note(f"{error.message}: an older checkpoint is taken")
+            continue
+        lines.note(f"resumed from {path}")
+        return os.fspath(path)
+    return None
+
+
+def check_settings(folder: Any, every: int | None, keep: int | None, resume: bool) -> None:
+    """Raise unless these go together."""
+    if folder is None and (every or keep or resume):
+        raise RunError("checkpoints, but no folder for them", legal='checkpoint="DIR"')
+    for name, number in (("checkpoint_every", every), ("keep", keep)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise RunError(f"{name}={number!r}", legal="at least 1, or None")
+
+
+@contextlib.contextmanager
+def heeding_termination(run: Run) -> Iterator[Callable[[], bool]]:
+    """Inside, a request to end does not end the process; what is given says whether there was one, to
+    all ranks alike."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+
+    def anywhere() -> bool:
+        if run.workers.reading != "rank":
+            return asked.is_set()
+        pool: Any = run.workers.pool
+        return any(one[0] for one in pool.agree(int(asked.is_set())))
+
+    try:
+        yield anywhere
+    finally:
+        signal.signal(signal.SIGTERM, before)
