@@ -114,6 +114,22 @@ def test_a_function_that_cannot_begin_is_called_again() -> None:
     assert calls == [0, 0, 0, 1]
 
 
+def test_what_fails_before_the_first_batch_begins_again_where_training_went_on() -> None:
+    first, training = _counts(counted.of_8, steps=7)
+    calls: list[int] = []
+
+    def data(share: piper.Share) -> Any:
+        calls.append(share.rank)
+        for epoch in range(2):
+            if epoch == 1 and len(calls) == 1:
+                raise OSError("block 7 is damaged")  # behind an epoch that is left out
+            yield from share.of(counted.loader(8))
+
+    start = Progress(position=training.position)
+    second, _ = _counts(data, dp=1, steps=10, read_again=1, start=start)
+    assert (first + second).tolist() == [2.0] * NUM and len(calls) == 2
+
+
 def test_more_than_may_be_left_out_is_an_error() -> None:
     with pytest.raises(
         RunError,
