@@ -148,7 +148,7 @@ class Member:
             function, num = function_of(payload["function"]), plan.num_data_ranks
             policy = payload["policy"]
             reader = Reader(function, plan, rank=rank, num_ranks=num, mark=mark, policy=policy)
-            reader.open()
+            reader.begin()
         self.readers[payload["name"]] = reader
 
     def fetch(self, name: str) -> Fetched | None:
