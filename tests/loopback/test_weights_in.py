@@ -115,6 +115,18 @@ def _held_bytes(plan: Any, rank: int) -> int:
     return sum(8 * (h.last - h.first) for h in holdings(plan, rank) if h.what in kinds)
 
 
+def test_of_large_pieces_of_a_checkpoint_a_part_is_read(tmp_path: Path) -> None:
+    def wide() -> nn.Module:
+        return nn.Linear(64, 512, bias=False)
+
+    model = wide()
+    program = piper.trace(wide, torch.randn(8, 64), _step)
+    job = program.apply(parallel(dp=4, zero=3)).lower(weights=_dcp(tmp_path, model))
+    with job.launch("loopback") as run:
+        _assert_starts_from(run, model)
+        assert run.bytes_read() == [64 * 512] * 4
+
+
 def test_training_goes_on_like_one_device_with_these_weights(tmp_path: Path) -> None:
     job = _program().lower(weights=_safetensors(tmp_path, _model()), optimizer=ADAMW)
     batches = batches_of("moe")
