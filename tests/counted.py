@@ -133,6 +133,71 @@ def stateful_8(share: piper.Share) -> Stateful:
     return Stateful(share)
 
 
+DAMAGED = 13
+
+
+class Damaged(Numbers):
+    """One sample cannot be read, or not the first times that a process tries."""
+
+    tries = 0
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def __getitem__(self, index: int) -> Batch:
+        if index == DAMAGED:
+            Damaged.tries += 1
+            if Damaged.tries <= self.times:
+                raise OSError("block 7 is damaged")
+        return super().__getitem__(index)
+
+
+def damaged_loader(times: int, **options: Any) -> DataLoader:
+    return DataLoader(Damaged(times), batch_size=8, shuffle=True, **options)
+
+
+def twice_damaged(share: piper.Share) -> Iterator[Batch]:
+    while True:
+        yield from share.of(damaged_loader(2))
+
+
+def damaged(share: piper.Share) -> Iterator[Batch]:
+    while True:
+        yield from share.of(damaged_loader(10**6))
+
+
+def damaged_begun(share: piper.Share) -> Iterator[Batch]:
+    return _damaged(begun_8(share), 10**6)
+
+
+def damaged_plain(share: piper.Share) -> Iterator[Batch]:
+    return _damaged(plain_8(share), 10**6)
+
+
+def twice_damaged_plain(share: piper.Share) -> Iterator[Batch]:
+    return _damaged(plain_8(share), 2)
+
+
+def twice_damaged_begun(share: piper.Share) -> Iterator[Batch]:
+    return _damaged(begun_8(share), 2)
+
+
+def _damaged(batches: Iterator[Batch], times: int) -> Iterator[Batch]:
+    for batch in batches:
+        if DAMAGED in batch["ids"]:
+            Damaged.tries += 1
+            if Damaged.tries <= times:
+                raise OSError("block 7 is damaged")
+        yield batch
+
+
+class TwiceDamaged(Stateful):
+    """A loader with a state that has moved on when it raises."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return _damaged(super().__iter__(), 2)
+
+
 GIVEN: dict[str, Callable[[], Any]] = {  # global batches, or a function
     "list": lambda: [{"ids": torch.arange(i, i + 8)} for i in range(0, NUM, 8)],
     "generator": lambda: ({"ids": torch.arange(i, i + 8)} for i in range(0, NUM, 8)),

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from piper.runtime.launch.parent_process import warm_up
     from piper.runtime.launch.shares import Share
     from piper.training.callbacks import Callback
+    from piper.training.log_writers import JsonLines, TensorBoard
     from piper.training.loop import train
     from piper.training.records import Training
-    from piper.training.writers import JsonLines, TensorBoard
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Callback": "piper.training.callbacks",
     "Job": "piper.api.job",
-    "JsonLines": "piper.training.writers",
+    "JsonLines": "piper.training.log_writers",
     "LocalPool": "piper.runtime.launch.local_pool",
     "Mesh": "piper.mesh",
     "PiperError": "piper.errors",
@@ -48,7 +48,7 @@ _HOMES = {
     "Schedule": "piper.directives.schedule",
     "Share": "piper.runtime.launch.shares",
     "StepResult": "piper.api.run",
-    "TensorBoard": "piper.training.writers",
+    "TensorBoard": "piper.training.log_writers",
     "Training": "piper.training.records",
     "adamw": "piper.plan.optimizers",
     "annotate": "piper.frontend.annotate",

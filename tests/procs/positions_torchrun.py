@@ -20,7 +20,14 @@ def main() -> None:
     for kind, (steps, saved) in json.loads(sys.argv[1]).items():
         start = Progress.from_json(saved.encode())
         with counted.job(dist.get_world_size(), 8).launch("torchrun") as run:
-            training = piper.train(run, counted.GIVEN[kind](), steps=steps, start=start, log="none")
+            training = piper.train(
+                run,
+                counted.damaged if kind == "damaged" else counted.GIVEN[kind](),
+                steps=steps,
+                start=start,
+                skip_unreadable=int(kind == "damaged"),
+                log="none",
+            )
             counts = counted.counts(run, 8).tolist()
         found[kind] = (counts, Progress(position=training.position).to_json().decode())
     if os.environ["RANK"] == "0":

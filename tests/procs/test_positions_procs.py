@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import piper
+from piper.errors import RunError
 from piper.training.progress import Progress
 from tests import counted
 from tests.counted import GIVEN, NUM
@@ -47,6 +48,45 @@ def test_ranks_that_read_batches_of_another_size(pool: GetPool) -> None:
     assert (first + second).tolist() == [2.0] * NUM
 
 
+def _check_left_out(counts: list[float], at: Progress) -> None:
+    """Four of the five batches of an epoch were trained on."""
+    assert counts[counted.DAMAGED] == 0 and sorted(counts) == [0.0] * 8 + [1.0] * 32
+    assert (at.position.steps, at.position.samples) == (4, NUM)
+
+
+def test_ranks_leave_out_what_one_cannot_read(pool: GetPool) -> None:
+    with counted.job(2, 8).launch(pool(2)) as run:
+        training = piper.train(run, counted.damaged, steps=4, skip_unreadable=1, log="none")
+        found = counted.counts(run, 8).tolist()
+    _check_left_out(found, Progress(position=training.position))
+    assert training.skipped == 1 and pool(2).alive
+    with pytest.raises(
+        RunError, match=r"(?s)a batch cannot be read, and 1 are left out already.*rank \d: OSErr"
+    ):
+        piper.train(
+            counted.job(2, 8),
+            counted.damaged,
+            steps=8,
+            skip_unreadable=1,
+            launch=pool(2),
+            log="none",
+        )
+    with pytest.raises(RunError, match="block 7 is damaged; this data cannot be read on behind it"):
+        piper.train(
+            counted.job(2, 8), counted.damaged_plain, steps=4, skip_unreadable=1, launch=pool(2),
+            log="none",
+        )  # fmt: skip
+
+
+def test_a_rank_reads_again_and_the_others_wait(pool: GetPool) -> None:
+    for data in (counted.twice_damaged, counted.twice_damaged_plain):
+        with counted.job(2, 8).launch(piper.LocalPool(2)) as run:  # where nothing was tried
+            training = piper.train(run, data, steps=5, read_again=2, log="none")
+            assert counted.counts(run, 8).tolist() == [1.0] * NUM
+            run.workers.pool.close()
+        assert [record.retried for record in training.records if record.retried] == [2]
+
+
 def _under_torchrun(num: int, parts: dict[str, tuple[int, str]]) -> dict[str, tuple[Any, str]]:
     done = subprocess.run(
         [
@@ -70,18 +110,20 @@ def _under_torchrun(num: int, parts: dict[str, tuple[int, str]]) -> dict[str, tu
 
 
 def test_ranks_of_torchrun_go_on_at_the_sample() -> None:
-    begin = Progress().to_json().decode()
-    first = _under_torchrun(2, dict.fromkeys(GIVEN, (2, begin)))
-    second = {}
-    for kind, (_, saved) in first.items():
+    """From four data ranks to two under torchrun, and on to one."""
+    first, parts = {}, {"damaged": (4, Progress().to_json().decode())}
+    for kind, make in GIVEN.items():
+        first[kind], at = _part("loopback", 4, 8, 2, make(), Progress())
+        parts[kind] = (4, at.to_json().decode())
+    second = _under_torchrun(2, parts)
+    counts, saved = second["damaged"]
+    _check_left_out(counts, Progress.from_json(saved.encode()))
+    for kind, make in GIVEN.items():
+        counts, saved = second[kind]
         at = Progress.from_json(saved.encode())
+        assert (at.position.steps, at.position.samples) == (4, 32)
         states = (True, 1) if kind == "stateful" else (False, 0)
-        assert at.position.samples == 16
         assert (at.position.whole, len(at.position.states)) == states
-        found, at = _part("loopback", 1, 8, 3, GIVEN[kind](), at)
-        second[kind] = (found.tolist(), at.to_json().decode())
-    third = _under_torchrun(4, {kind: (5, saved) for kind, (_, saved) in second.items()})
-    for kind in GIVEN:
-        parts = zip(first[kind][0], second[kind][0], third[kind][0], strict=True)
-        assert [sum(counts) for counts in parts] == [1.0] * NUM, kind
-        assert Progress.from_json(third[kind][1].encode()).position.steps == 5
+        third, at = _part("loopback", 1, 8, 5, make(), at)
+        total = first[kind] + torch.tensor(counts) + third
+        assert total.tolist() == [1.0] * NUM, kind

@@ -19,6 +19,7 @@ from piper.plan.holdings import What
 from piper.plan.types import Plan
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool_run import PoolRun
+from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
@@ -151,11 +152,18 @@ class Run:
                 self.compiled.append(found)
         return found.role
 
-    def read(self, data: Data, *, name: str = "train", marks: Sequence[Mark] = ()) -> None:
+    def read(
+        self,
+        data: Data,
+        *,
+        name: str = "train",
+        marks: Sequence[Mark] = (),
+        policy: ReadPolicy | None = None,
+    ) -> None:
         """Have every rank read its own rows: from now on `step` takes no batch.
 
         `data(share)` gives the batches of one data rank, from its mark on if there are `marks`. Worker
-        processes import it from its file.
+        processes import it from its file. `policy` says what becomes of batches that cannot be read.
         """
         workers = self._open()
         if workers.reading != "members":
@@ -165,7 +173,7 @@ class Run:
             )
         if name == "eval":
             self.prepare_evaluation()
-        workers.read(data, name, marks)
+        workers.read(data, name, marks=marks, policy=policy)
         self._fetched[name] = ()
 
     def fetch(self, *, name: str = "train") -> bool:

@@ -67,6 +67,16 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
     )
+    group.add_argument(
+        "--read-again",
+        type=int,
+        default=0,
+        metavar="N",
+        help="times that data which fails is tried",
+    )
+    group.add_argument(
+        "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
+    )
     group = parser.add_argument_group("checkpoints")
     group.add_argument(
         "--checkpoint", metavar="DIR", help="save into DIR, at the end and on SIGTERM"
@@ -183,6 +193,8 @@ def _train(
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
             stop_on_nan=arguments.stop_on_nan,
+            read_again=arguments.read_again,
+            skip_unreadable=arguments.skip_unreadable,
             callbacks=[last],
             checkpoint=arguments.checkpoint,
             checkpoint_every=arguments.every,

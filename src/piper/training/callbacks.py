@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from piper.errors import Call, PiperError, RunError, Source, did_you_mean, is_users
@@ -45,6 +45,7 @@ class Callbacks:
         for callback in callbacks:
             _check(callback)
         self.callbacks = [] if silent else list(callbacks)
+        self.before_raising: Callable[[], None] = lambda: None
 
     def tell(self, event: str, fact: Any) -> None:
         for callback in self.callbacks:
@@ -54,8 +55,10 @@ class Callbacks:
             try:
                 method(fact)
             except PiperError:
+                self.before_raising()
                 raise
             except Exception as error:
+                self.before_raising()
                 call = Call(f"{type(callback).__name__}.{event}", _line_of(error))
                 raise RunError(f"{type(error).__name__}: {error}", call=call) from error
 

@@ -14,11 +14,12 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import PiperError, RunError
+from piper.errors import RunError
 from piper.ir.tensor_type import shapes_text
 from piper.plan.types import Plan
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
+from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.callbacks import Callbacks
@@ -29,7 +30,7 @@ from piper.training.checkpoints import (
     newest,
     progress_of,
 )
-from piper.training.data import Batches, check_again, check_data
+from piper.training.data import Batches, check_again, check_data, check_policy
 from piper.training.line import Log
 from piper.training.lr import LearningRate
 from piper.training.meter import Meter, unit_of
@@ -52,6 +53,8 @@ def train(
     log: str = "auto",
     callbacks: Sequence[Any] = (),
     stop_on_nan: bool = False,
+    read_again: int = 0,
+    skip_unreadable: int = 0,
     start: Progress | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
@@ -70,6 +73,8 @@ def train(
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
     "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
     step and more (`piper.Callback`); one that raises ends the training.
+    Data that raises is read again up to `read_again` times; then up to `skip_unreadable` batches are
+    left out, by all ranks together, before it is an error.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
     next sample, in all `steps` steps.
     In the folder `checkpoint` the run is saved every `checkpoint_every` steps, beside the coming ones,
@@ -79,12 +84,14 @@ def train(
     _check(steps, evaluate, evaluate_every)
     check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
+    policy = ReadPolicy(read_again, skip_unreadable)
+    check_policy(data, policy)
     told = Callbacks(callbacks, silent=not _speaks(job, launch))
     try:
         before = checkpoint if resume else None
         with _opened(job, launch, log, launch_options, before) as (run, lines):
             begun = start or progress_of(run)
-            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told)
+            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
             if checkpoint is None:
                 return loop.train(data, evaluate, evaluate_every)
             every = checkpoint_every or 0
@@ -110,10 +117,15 @@ class _Loop:
         stop_on_nan: bool,
         start: Progress,
         callbacks: Callbacks,
+        policy: ReadPolicy,
     ) -> None:
         self.run = run
         self.lines = lines
         self.callbacks = callbacks
+        if run.workers.reading == "rank":  # others shall not say that this one was lost
+            pool: Any = run.workers.pool
+            callbacks.before_raising = pool.speak
+        self.policy = policy
         self.start = start
         self.steps = steps
         before = start.position.steps
@@ -132,6 +144,7 @@ class _Loop:
         self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
         self.batches: Batches | None = None
+        self.unread = (0, 0)  # batches that were tried again, and left out, as far as it was said
 
     @property
     def done(self) -> int:
@@ -149,8 +162,8 @@ class _Loop:
         """All steps that are left, or those until the process is asked to end."""
         if evaluate is not None:
             _prepare_evaluation(self.run, evaluate)
-        self._tell("on_start", self._facts())
-        self.batches = Batches(self.run, data, start=self.start.position)
+        self.callbacks.tell("on_start", self._facts())
+        self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
         for batch in islice(self.batches, self.meter.steps):
             self.step(batch)
             if evaluate_every and self.done % evaluate_every == 0:
@@ -188,15 +201,6 @@ class _Loop:
             "plan": plan.content_hash(),
             "unit": self.meter.unit,
         }
-
-    def _tell(self, event: str, fact: Any) -> None:
-        try:
-            self.callbacks.tell(event, fact)
-        except PiperError:
-            if self.run.workers.reading == "rank":  # others shall not say that this one was lost
-                pool: Any = self.run.workers.pool
-                pool.speak()
-            raise
 
     def progress(self) -> Progress:
         """What another loop needs to go on from here; under torchrun every rank asks."""
@@ -237,12 +241,28 @@ class _Loop:
             per_second=self.meter.units / seconds,
             mfu=self.meter.mfu(seconds),
             memory=self.meter.memory,
+            **self._say_unread(),
         )
         self.training.records.append(record)
         self.lines.step(record, self.steps, self.meter.eta)
         if record.not_finite:
             self._not_finite(record)
-        self._tell("on_step", record)
+        self.callbacks.tell("on_step", record)
+
+    def _say_unread(self) -> dict[str, int]:
+        """How often reading the step's batch was tried again, and how many were left out before it, with
+        a line for each."""
+        if self.batches is None:
+            return {}
+        faults, (retried, skipped) = self.batches.faults, self.unread
+        for text in faults.left_out[skipped:]:
+            self.lines.warning(self.done, f"a batch before it was left out: {text}")
+        self.unread = faults.retried, len(faults.left_out)
+        if self.unread[0] > retried:
+            times = self.unread[0] - retried
+            often = "once" if times == 1 else f"{times} times"
+            self.lines.warning(self.done, f"its data was read again, {often}")
+        return {"retried": self.unread[0] - retried, "skipped": self.unread[1] - skipped}
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -278,7 +298,7 @@ class _Loop:
         self._say_compiled()
         now = time.perf_counter()
         self.lines.evaluation(last.step, total / count, num, now - begun)
-        self._tell("on_evaluation", self.training.records[-1])
+        self.callbacks.tell("on_evaluation", self.training.records[-1])
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:
@@ -289,7 +309,7 @@ class _Loop:
             pool: Any = self.run.workers.pool
             self.training = pool.from_first(self.training)
         self.lines.end(self.training)
-        self._tell("on_end", self.training)
+        self.callbacks.tell("on_end", self.training)
         return self.training
 
 

@@ -12,7 +12,8 @@ from piper.training.position import Position
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One step. `norm` is None without clipping, `mfu` where the hardware is not known; `memory` is the
-    most that any rank had in use so far, in bytes, as it was measured last."""
+    most that any rank had in use so far, in bytes, as it was measured last. `retried` says how often
+    some rank read its data again, `skipped` how many batches could not be read since the last step."""
 
     step: int
     loss: float
@@ -23,6 +24,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     mfu: float | None
     memory: int
     evaluation: float | None = None
+    retried: int = 0
+    skipped: int = 0
 
     @property
     def not_finite(self) -> str:
@@ -61,6 +64,11 @@ class Training(msgspec.Struct):
         found = [r.evaluation for r in self.records if r.evaluation is not None]
         return found[-1] if found else None
 
+    @property
+    def skipped(self) -> int:
+        """Batches that could not be read and were left out."""
+        return sum(record.skipped for record in self.records)
+
     def as_text(self) -> str:
         if not self.records:
             return "no steps"
@@ -70,6 +78,8 @@ class Training(msgspec.Struct):
         )
         if self.evaluation is not None:
             text += f", evaluation {self.evaluation:.4f}"
+        if self.skipped:
+            text += f", {self.skipped} batch{'es' * (self.skipped > 1)} left out"
         return text
 
     def __str__(self) -> str:

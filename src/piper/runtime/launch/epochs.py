@@ -78,6 +78,10 @@ class Epochs:
             yield found
         self._samples_left = left
 
+    def behind_next(self) -> tuple[int, int] | None:
+        """The epoch, and its sample after the batch that is read next, if that was sampled."""
+        return (self.epoch, self.sample + self._sizes[0]) if self._sizes else None
+
     def read(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches of one epoch, counted when they are read: samplers are ahead of that."""
         if self._reading and self._late:

@@ -37,8 +37,9 @@ def is_stateful(loader: Any) -> bool:
 def encoded(state: Any) -> dict[str, Any]:
     """A state as JSON: as it is, or as the text of torch's file of it."""
     try:
-        if _same(msgspec.json.decode(msgspec.json.encode(state)), state):
-            return {"json": state}
+        copied = msgspec.json.decode(msgspec.json.encode(state))
+        if _same(copied, state):
+            return {"json": copied}
     except (TypeError, ValueError):
         pass  # it holds what JSON has no word for
     file = io.BytesIO()

@@ -141,7 +141,8 @@ class Member:
         if worker.batch_slots:
             mark = payload["marks"][rank] if payload["marks"] else None
             function, num = function_of(payload["function"]), plan.num_data_ranks
-            reader = Reader(function, plan, rank=rank, num_ranks=num, mark=mark)
+            policy = payload["policy"]
+            reader = Reader(function, plan, rank=rank, num_ranks=num, mark=mark, policy=policy)
             reader.open()
         self.readers[payload["name"]] = reader
 

@@ -16,6 +16,8 @@ from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool import Pool, Reading
+from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy
+from piper.runtime.launch.reader import Fetched
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.state.given import Giver, elsewhere
@@ -52,6 +54,7 @@ class PoolRun:
         self.ranks: dict[str, list[RankPlan]] = {}  # by role, of the ranks that this process drives
         self._data: dict[str, str] = {}  # by role: what the ranks read
         self.marks: dict[str, Mark] = {}  # by role: where the ranks stand in it
+        self.read_faults: dict[str, ReadFaults] = {}  # by role
         try:
             self._check()
             self.load(plan, bodies, "train")
@@ -185,23 +188,39 @@ class PoolRun:
         self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
         self.now = [{**old, **new} for old, new in zip(self.now, each, strict=True)]
 
-    def read(self, function: Data, name: str = "train", marks: Sequence[Mark] = ()) -> None:
+    def read(
+        self,
+        function: Data,
+        name: str = "train",
+        *,
+        marks: Sequence[Mark] = (),
+        policy: ReadPolicy | None = None,
+    ) -> None:
         """Have every rank that needs batches read its share from a function: from the start, or from
         the mark of its data rank."""
-        payload = {"name": name, "function": reference(function), "marks": list(marks)}
+        self.read_faults[name] = ReadFaults(policy or ReadPolicy())
         self._data[name] = place_of(function)
-        self.call("read", payload)
+        payload = {"name": name, "function": reference(function), "marks": list(marks)}
+        self.call("read", {**payload, "policy": policy})
 
     def fetch(self, name: str = "train") -> Shapes:
         """Have every rank read its next batch: the shapes of the global one; nothing if the data has
-        ended, for all of them."""
-        answers = [(rank, found) for rank, found in enumerate(self.call("fetch", name)) if found]
-        ended = [rank for rank, found in answers if not found.shapes]
-        more = {rank: found.shapes for rank, found in answers if found.shapes}
-        check_ends(list(more), ended)
+        ended, for all of them. A batch that some cannot read is left out by all."""
+        faults = self.read_faults[name]
+        while True:
+            answers: dict[int, Fetched] = {
+                rank: found for rank, found in enumerate(self.call("fetch", name)) if found
+            }
+            faults.retried += sum(found.retried for found in answers.values())
+            failures = {rank: found.failure for rank, found in answers.items() if found.failure}
+            if not failures:
+                break
+            faults.leave_out(failures)
+        more = {rank: found.shapes for rank, found in answers.items() if found.shapes}
+        check_ends(list(more), [rank for rank in answers if rank not in more])
         if not more:
             return ()
-        self.marks[name] = answers[0][1].mark
+        self.marks[name] = answers[next(iter(more))].mark
         return agreed_shapes(more)
 
     def describe(self) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,11 +10,12 @@ import msgspec
 from torch import Tensor
 
 from piper.bodies.leaves import batch_leaves
-from piper.errors import RunError
+from piper.errors import PiperError, RunError
 from piper.ir.tensor_type import Shapes
 from piper.plan.types import Plan
 from piper.runtime.launch.epochs import Epochs
 from piper.runtime.launch.marks import Mark, decoded, encoded, is_stateful
+from piper.runtime.launch.read_faults import ReadPolicy, Unreadable, pause
 from piper.runtime.launch.shares import Share, checked_leaves, shapes_of
 
 Make = Callable[[Share], Iterable[Any]]
@@ -21,10 +23,13 @@ Measure = Callable[[Any], Shapes]  # the shapes of the global batch that a batch
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """A rank's answer: the shapes of the global batch, none at the data's end; where it stands."""
+    """A rank's answer: the shapes of the global batch, none at the data's end; where it stands; how
+    often it had to read again, and why there is no batch that could be read."""
 
     shapes: Shapes
     mark: Mark
+    retried: int = 0
+    failure: str = ""
 
 
 class Reader:
@@ -44,14 +49,20 @@ class Reader:
         num_ranks: int = 1,
         mark: Mark | None = None,
         measure: Measure | None = None,
+        policy: ReadPolicy | None = None,
     ) -> None:
         self.make = make
         self.plan = plan
         self.rank, self.num_ranks = rank, num_ranks
         self.number = 0
         self.measure = measure or self._measured
+        self.policy = policy or ReadPolicy()
+        self.retried = 0  # with the last batch
         self._mark = mark or Mark()
         self._samples = self._mark.samples
+        self._rows = _num_rows(plan.batch_shapes)  # of the last global batch
+        self._state_before: dict[str, Any] | None = None  # of the coming batch, for another try
+        self._fresh = True  # nothing was read since it was opened
         self._by_state = False
         self._share = Share(rank, num_ranks, plan.seed)
         self._made: Iterable[Any] = ()
@@ -82,17 +93,55 @@ class Reader:
         return Share(self.rank, self.num_ranks, self.plan.seed, mark.samples, epochs=epochs)
 
     def read(self) -> tuple[Any, Shapes]:
-        """The next batch and the shapes of the global one; StopIteration at the data's end."""
+        """The next batch and the shapes of the global one; StopIteration at the data's end. What cannot
+        be read is tried again, from the same sample on, then left behind."""
+        self.retried = 0
+        while True:
+            try:
+                return self._read()
+            except (StopIteration, PiperError):
+                raise
+            except Exception as failure:
+                if self.retried < self.policy.again:
+                    time.sleep(pause(self.retried))
+                    self.retried += 1
+                    self._reopen(msgspec.structs.replace(self.mark(), state=self._state_before))
+                elif self.policy.skip:
+                    self._reopen(self._behind(failure))
+                    raise Unreadable(f"{type(failure).__name__}: {failure}") from failure
+                else:
+                    raise
+
+    def _read(self) -> tuple[Any, Shapes]:
         batches = self.open()
+        if self.policy.again:
+            self._state_before = self.state()
         batch = next(batches, _END)
-        if self.number == 0 and self._mark.samples and not self._at_mark():
+        if self._fresh and self._mark.samples and not self._at_mark():
             batch = self._after(self._mark.samples, batch, batches)
         if batch is _END:
             raise StopIteration
         self.number += 1
         shapes = self.measure(batch)
-        self._samples += _num_rows(shapes)
+        self._rows, self._fresh = _num_rows(shapes), False
+        self._samples += self._rows
         return batch, shapes
+
+    def _reopen(self, mark: Mark) -> None:
+        self._mark, self._batches = mark, None
+        self._samples, self._fresh, self._by_state = mark.samples, True, False
+        self._share = Share(self.rank, self.num_ranks, self.plan.seed)
+
+    def _behind(self, failure: Exception) -> Mark:
+        """After the batch that cannot be read, which counts as many samples as the last one."""
+        samples, epochs = self._samples + self._rows, self._share.epochs
+        at = epochs.behind_next() if epochs.used else (None, 0)
+        if self._by_state or self._mark.mixed or epochs.mixed or not self._share.begins or not at:
+            raise RunError(
+                f"{type(failure).__name__}: {failure}; this data cannot be read on behind it",
+                legal="share.of(loader), or a data function that begins at share.start",
+            ) from failure
+        return Mark(samples=samples, epoch=at[0], sample=at[1])
 
     def _at_mark(self) -> bool:
         return self._by_state or (self._share.begins and not self._mark.mixed)
@@ -118,6 +167,8 @@ class Reader:
 
     def mark(self) -> Mark:
         """After the batch that was read last."""
+        if self._fresh:
+            return msgspec.structs.replace(self._mark, state=None)
         epochs = self._share.epochs
         known = epochs.used and not epochs.mixed and not self._by_state
         return Mark(
@@ -137,9 +188,11 @@ class Reader:
         try:
             batch, shapes = self.read()
         except StopIteration:
-            return Fetched((), self.mark())
+            return Fetched((), self.mark(), self.retried)
+        except Unreadable as failure:
+            return Fetched((), self.mark(), self.retried, str(failure))
         self._next = batch_leaves(batch)
-        return Fetched(shapes, self.mark())
+        return Fetched(shapes, self.mark(), self.retried)
 
     def take(self) -> dict[str, Tensor]:
         """The batch that was fetched last."""

@@ -91,8 +91,10 @@ class TorchrunPool:
         """Every rank's answer, on every rank; a step's result is the same on all."""
         [payload] = payloads
         mine = self._do(command, payload)
-        if command == "step":
-            return [mine]
+        return [mine] if command == "step" else self.gather(mine, command)
+
+    def gather(self, mine: Any, command: str = "fetch") -> list[Any]:
+        """What all ranks have."""
         answers: list[Any] = [None] * self.num_ranks
         try:
             dist.all_gather_object(answers, mine)

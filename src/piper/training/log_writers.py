@@ -1,4 +1,4 @@
-"""Writers: callbacks that keep what a training says in files, as JSON lines or for TensorBoard."""
+"""Log writers: callbacks that keep what a training says in files, as JSON lines or for TensorBoard."""
 
 from __future__ import annotations
 
