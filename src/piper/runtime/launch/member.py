@@ -179,6 +179,10 @@ class Member:
         """What was written where; None as long as it is being written."""
         return self.writing.result() if self.writing else None
 
+    def settled(self, _: object = None) -> int | None:
+        """How many steps this rank has done all of; None if none of them changes what it holds."""
+        return self.workers["train"].settled_steps()
+
     def memory(self, _: object = None) -> dict[str, int]:
         """Bytes by what they are for, measured on live storages, and the most that was in use."""
         return measured_bytes(self.workers["train"])
