@@ -267,3 +267,34 @@ def test_a_backward_that_cannot_be_made(forward: Forward) -> None:
     place = f"test_hostile.py:{forward.__code__.co_firstlineno + line}"
     assert words in str(caught.value) and place in str(caught.value), caught.value
     assert way_out in (caught.value.legal or ""), caught.value
+
+
+class _Marked(Tensor):
+    pass
+
+
+def test_what_torch_raises_in_make_model_has_the_users_line() -> None:
+    def make_model() -> nn.Module:
+        model = nn.Linear(6, 6)
+        model.bias = nn.Parameter(torch.ones(6).as_subclass(_Marked))
+        return model
+
+    with pytest.raises(piper.PiperError) as caught:
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))
+    line = make_model.__code__.co_firstlineno + 2
+    assert f"make_model fails at tests/null/test_hostile.py:{line}" in str(caught.value)
+    assert "made by operators" in (caught.value.legal or "")
+
+
+def test_errors_of_make_models_own_stay_as_they_are() -> None:
+    def make_model() -> nn.Module:
+        raise KeyError("width")
+
+    with pytest.raises(KeyError, match="width"):
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))
+
+
+def test_make_model_returns_a_module() -> None:
+    make_model: Any = lambda: 3  # noqa: E731
+    with pytest.raises(piper.PiperError, match="make_model returns int"):
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))

@@ -31,7 +31,7 @@ from piper.stored.pieces import StoredState
 from piper.stored.resumable import check_resumable
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 def load_job(path: str | os.PathLike[str]) -> Job:
@@ -127,6 +127,11 @@ class Job:
     def source(self) -> Source:
         """The model, batch and step that were traced."""
         return self._from_lowering.source
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that was traced, without any element; None where the job was read from a file."""
+        return self._lowered.source.model if self._lowered else None
 
     @property
     def optimizer(self) -> Any:

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from piper.api.advice import with_advice
 from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
+from piper.api.weights_out import save_weights
 from piper.errors import OutOfMemory, PiperError, RunError
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
@@ -111,6 +112,27 @@ class Run:
         if self.workers.settled_steps(survivors) - {None} != {self.steps}:
             return None
         return Saving(self, folder, dict(training), survivors).wait()
+
+    def save_weights(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        shard_size: int | str = "5GB",
+    ) -> Path:
+        """Write the model's tensors as safetensors, each rank those that it holds, in files of at most
+        `shard_size`. Trained parameters are written as their masters are, or floating-point tensors in
+        a `dtype`. A Hugging Face model gets its config.json, so that `from_pretrained(folder)` reads it.
+        """
+        self._open()
+        return save_weights(self, folder, dtype=dtype, shard_size=shard_size)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the model's `state_dict()` would have, whole and in this process: trained parameters as
+        their masters are, and the buffers that are saved."""
+        found = self.parameters() | self.buffers()
+        found |= self.masters() if self.plan.train else {}
+        return {name: found[unquote(tensor)] for name, tensor in self.plan.state_names.items()}
 
     def agreed(self, act: Callable[[], T]) -> T:
         """What one process does for all: its result, or its error."""

@@ -1,9 +1,9 @@
-"""Limits of state: a strategy under which one device's order of changes to buffers cannot be kept is
-refused, with the directive."""
+"""Limits of state: a strategy under which one device's order of changes to buffers cannot be kept, or
+statistics would be of too few samples, is refused, with the directive."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from piper.errors import AxisError, Call, PlaceError
 from piper.frontend.traced import Traced
@@ -13,9 +13,11 @@ from piper.ir.nodes import Chunk
 
 def check_state(logical: Graph, traced: Traced, calls: Sequence[Call]) -> None:
     """Raise where data ranks would need each other's buffers, or several slices change one."""
+    sizes = dict(logical.mesh.axes)
+    if traced.synced:
+        _refuse_synced(logical, sizes, traced.synced, calls)
     if not traced.changed:
         return
-    sizes = dict(logical.mesh.axes)
     homes: dict[int, Chunk] = {}
     for node in logical.chunks:
         changed = [name for name in node.inputs if name in traced.changed]
@@ -47,3 +49,17 @@ def check_state(logical: Graph, traced: Traced, calls: Sequence[Call]) -> None:
                     legal="state that forward changes and does not read, as running statistics are; "
                     "or one data rank",
                 )
+
+
+def _refuse_synced(
+    logical: Graph, sizes: Mapping[str, int], line: str, calls: Sequence[Call]
+) -> None:
+    for owner in (owner for node in logical.chunks for owner in node.owners):
+        if owner.shares in ("batch", "experts") and sizes[owner.axis] > 1:
+            raise AxisError(
+                f"SyncBatchNorm ({line}) has statistics of all ranks along {owner.axis}, which is "
+                "not supported yet",
+                call=calls[owner.origin],
+                legal="nn.BatchNorm2d, with statistics of each microbatch; nn.GroupNorm, which needs "
+                "none; or one data rank",
+            )

@@ -13,6 +13,7 @@ from piper.errors import TraceError
 from piper.frontend.capture.capture import Capture, source_of, value_of
 from piper.frontend.capture.random_ops import copy_keyed, first_place, random_indexes
 from piper.frontend.capture.state_parts import StatePart
+from piper.frontend.capture.statistics import synced_norm
 from piper.frontend.cut.chunks import cut
 from piper.frontend.cut.pieces import cut_pieces
 from piper.frontend.cut.regions import assign_regions, free_code
@@ -58,7 +59,8 @@ class Traced:
     """All chunks of a step in a topological order, for one batch shape.
 
     `changed` are the buffers that they change, and `carried` those of them that they read, too, so that
-    a microbatch depends on the one before; each with the user's line.
+    a microbatch depends on the one before; each with the user's line. `synced` is the user's line of a
+    norm whose statistics are to be those of all data ranks.
     """
 
     chunks: tuple[TracedChunk, ...]
@@ -67,6 +69,7 @@ class Traced:
     count: str
     changed: frozenset[str] = frozenset()
     carried: Mapping[str, str] = field(default_factory=dict)
+    synced: str = ""
 
 
 def cut_program(
@@ -153,6 +156,7 @@ class _Cutter:
                 for b in part.buffers
                 if part.carried
             },
+            synced=synced_norm(self.capture.graph),
         )
 
     def name(self, node: fx.Node) -> str:

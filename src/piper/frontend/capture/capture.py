@@ -56,7 +56,12 @@ from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.plain_tensors import refuse_plain_tensor
-from piper.frontend.refuse.refusals import WRONG_RESULT, readable_errors, warn_of_side_effects
+from piper.frontend.refuse.refusals import (
+    WRONG_RESULT,
+    readable_building,
+    readable_errors,
+    warn_of_side_effects,
+)
 from piper.frontend.refuse.side_effects import TracedEffects, watching_side_effects
 from piper.frontend.refuse.state import Origin, refuse_changed_state
 from piper.frontend.refuse.transforms import refuse_transforms
@@ -187,8 +192,14 @@ def record(
         refusing_hooks(),
         refusing_lazy(),
         recording() as initializers,
+        readable_building(),
     ):
         model = make_model()
+    if not isinstance(model, nn.Module):
+        raise TraceError(
+            f"make_model returns {type(model).__name__}",
+            legal="a function that returns an nn.Module",
+        )
     refuse_hooks(model)
     named = (*model.named_parameters(), *model.named_buffers())
     with mode:

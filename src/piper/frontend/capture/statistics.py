@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from piper.bodies.captured_nodes import OF_STATE, value_of
+from piper.bodies.captured_nodes import OF_STATE, source_of, value_of
 
 # The functions, each with the argument that says whether it changes its running values.
 NORMS: dict[Any, str] = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}
@@ -37,6 +37,15 @@ def separate_statistics(graph: fx.Graph) -> None:
                 for buffer, seen in zip(running, own, strict=True):
                     _call(graph, node, "mul_", (buffer, 1 - momentum), buffer)
                     _call(graph, node, "add_", (buffer, seen), buffer, alpha=momentum)
+
+
+def synced_norm(graph: fx.Graph) -> str:
+    """The user's line of a SyncBatchNorm, which in a trace is like any other batch norm."""
+    for node in graph.nodes:
+        modules = (node.meta.get("nn_module_stack") or {}).values()
+        if node.target is F.batch_norm and any("SyncBatchNorm" in str(kind) for _, kind in modules):
+            return str(source_of(node))
+    return ""
 
 
 def _zeros(graph: fx.Graph, norm: fx.Node, like: fx.Node) -> fx.Node:

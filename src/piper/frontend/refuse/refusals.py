@@ -69,6 +69,30 @@ def readable_errors(refusals: tuple[type[Exception], ...]) -> Iterator[None]:
         raise TraceError(message, details=[line] if line else [], legal=advice) from error
 
 
+@contextlib.contextmanager
+def readable_building() -> Iterator[None]:
+    """Torch's errors while make_model runs, as a TraceError; the user's own stay as they are."""
+    try:
+        yield
+    except (PiperError, OSError):
+        raise
+    except Exception as error:
+        stack = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in stack if not _is_ours(frame.filename)]
+        of_torch = "/torch/" in stack[-1].filename or "FakeTensor" in str(error)
+        if not frames or not of_torch:
+            raise
+        last = frames[-1]
+        reason = str(error).strip().splitlines()[0]
+        raise TraceError(
+            f"make_model fails at {Source(last.filename, last.lineno or 0)}: "
+            f"{type(error).__name__}: {reason}",
+            details=[(last.line or "").strip()],
+            legal="plain parameters and buffers, made by operators: make_model runs on fake tensors, "
+            "which have no content",
+        ) from error
+
+
 def _text(error: Exception, refusals: tuple[type[Exception], ...]) -> str:
     """Refusals speak for themselves; of others the kind says something too."""
     if isinstance(error, refusals):

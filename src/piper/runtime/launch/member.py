@@ -22,6 +22,7 @@ from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.reader import Fetched, Reader
 from piper.runtime.launch.reading import function_of, import_reference
 from piper.runtime.order.host_order import PeerError
+from piper.runtime.state.weight_writing import write_weights
 from piper.runtime.state.write_pieces import Writing
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
@@ -31,6 +32,7 @@ from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.worker import Worker
 from piper.stored.pieces import StoredState
+from piper.stored.weight_files import Place
 from piper.stored.writers import Entry
 
 
@@ -182,6 +184,12 @@ class Member:
     def settled(self, _: object = None) -> int | None:
         """How many steps this rank has done all of; None if none of them changes what it holds."""
         return self.workers["train"].settled_steps()
+
+    def write_weights(self, payload: Mapping[str, Any]) -> str:
+        """Write this rank's part of the weights into files that are there; why it cannot, or nothing."""
+        entries = msgspec.json.decode(payload["entries"], type=list[Entry])
+        places = msgspec.json.decode(payload["places"], type=dict[str, Place])
+        return write_weights(self.workers["train"], entries, places, payload["folder"])
 
     def memory(self, _: object = None) -> dict[str, int]:
         """Bytes by what they are for, measured on live storages, and the most that was in use."""

@@ -23,6 +23,7 @@ from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.state.given import Giver, elsewhere
 from piper.runtime.worker.worker import Worker
 from piper.stored.pieces import StoredState
+from piper.stored.weight_files import Place
 from piper.stored.writers import Entry
 
 Ranks = Sequence[int] | None  # those that a failure has left; None while there was none
@@ -277,6 +278,17 @@ class PoolRun:
             missing = sorted(set(payloads) - set(answers))
             raise RunError(f"{_ranks(missing)} did not answer either")
         return [answers[rank] for rank in payloads]
+
+    def write_weights(
+        self, entries: Sequence[Sequence[Entry]], places: Mapping[str, Place], folder: str
+    ) -> list[str]:
+        """Have every rank write its entries into files of a folder; what each could not."""
+        sent = msgspec.json.encode(dict(places))
+        payloads = [
+            {"entries": msgspec.json.encode(entries[rank]), "places": sent, "folder": folder}
+            for rank in self.pool.ranks
+        ]
+        return self._call("write_weights", payloads)
 
     def memory(self) -> list[dict[str, int]]:
         return self.call("memory")
