@@ -20,7 +20,7 @@ from piper.runtime.state.write_pieces import Written
 from piper.stored import manifest
 from piper.stored.folders import begin, commit, sync
 from piper.stored.manifest import Manifest, manifest_of
-from piper.stored.pieces import StoredTensor
+from piper.stored.stored_pieces import StoredTensor
 from piper.stored.writers import Entry, entries_by_rank
 
 if TYPE_CHECKING:

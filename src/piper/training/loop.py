@@ -23,7 +23,7 @@ from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.callbacks import Callbacks
-from piper.training.checkpoints import (
+from piper.training.checkpointing import (
     Checkpoints,
     check_settings,
     heeding_termination,

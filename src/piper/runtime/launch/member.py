@@ -31,7 +31,7 @@ from piper.runtime.worker.heap import keep_memory
 from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.worker import Worker
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 from piper.stored.weight_files import Place
 from piper.stored.writers import Entry
 

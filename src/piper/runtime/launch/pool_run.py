@@ -22,7 +22,7 @@ from piper.runtime.launch.reading import Data, module_reference, place_of, refer
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.state.given import Giver, elsewhere
 from piper.runtime.worker.worker import Worker
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 from piper.stored.weight_files import Place
 from piper.stored.writers import Entry
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from piper.errors import FileError
 from piper.plan.holdings import Holding
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.pieces import Stored, StoredState
+from piper.stored.stored_pieces import Stored, StoredState
 
 if TYPE_CHECKING:
     from piper.runtime.worker.update import Piece, Updater

@@ -30,7 +30,7 @@ from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 
 
 class Worker:
