@@ -55,6 +55,33 @@ def _averaged(job: Job, case: str) -> dict[str, torch.Tensor]:
     return {name: param.detach() for name, param in averaged.module.named_parameters()}
 
 
+@pytest.mark.parametrize("degrees", DEGREES)
+def test_evaluation_on_averages(degrees: str) -> None:
+    """It is that of one device's AveragedModel, and leaves no trace in what is trained."""
+    case = "deep" if degrees == "two directions" else CASE
+    job, batches = _job(degrees), batches_of(case)
+    plain = PlainLoop(job, CASES[case])
+    averaged = AveragedModel(plain.model, multi_avg_fn=get_ema_multi_avg_fn(EMA))
+    plain.train(batches, after=lambda: averaged.update_parameters(plain.model))
+    pieces = range(plain.pieces)
+    rows = [{key: leaf.chunk(len(pieces))[i] for key, leaf in batches[0].items()} for i in pieces]
+    with torch.no_grad():
+        model = averaged.module.eval()
+        wanted = sum(float(CASES[case].step(model, piece)) for piece in rows) / len(rows)
+    with job.launch("loopback", adversary=True) as run, job.launch("loopback") as other:
+        for batch in batches:
+            run.step(batch)
+            other.step(batch)
+            found = run.evaluate(batches[0], ema=True).loss
+        assert found == pytest.approx(wanted, rel=1e-10)
+        assert run.evaluate(batches[0]).loss != pytest.approx(wanted, rel=1e-6)
+        with pytest.raises(RunError):  # nor does one that is refused
+            run.evaluate({}, ema=True)
+        for name, value in other.parameters().items():
+            assert torch.equal(run.parameters()[name], value)
+        assert run.differing_replicas() == []
+
+
 def _errors(job: Job, case: str) -> dict[str, float]:
     """Per parameter, how far its average is from that of one device, in relation to its norm."""
     wanted = _averaged(job, case)
@@ -144,3 +171,8 @@ def test_averages_that_make_no_sense() -> None:
         pytest.raises(RunError, match="keeps no moving averages"),
     ):
         run.ema()
+    with (
+        _job("one", ema=None).launch("single") as run,
+        pytest.raises(RunError, match="keeps no moving averages"),
+    ):
+        run.evaluate(batches_of(CASE)[0], ema=True)

@@ -126,6 +126,17 @@ def test_training_goes_on_like_one_device_with_these_weights(tmp_path: Path) -> 
     assert errors.exact, errors
 
 
+@pytest.mark.parametrize("zero", [0, 2])
+def test_narrower_weights_are_trained_too(zero: int) -> None:
+    state = {name: tensor.float() for name, tensor in _model().state_dict().items()}
+    strategy = parallel(pp=2, dp=2, zero=zero, microbatches=2)
+    job = program_of("moe").apply(strategy).lower(weights=state, optimizer=ADAMW)
+    batches = batches_of("moe")
+    with job.launch("loopback") as run:
+        errors = compare(run, batches, train_one_device(job, batches))
+    assert errors.exact, errors
+
+
 class _Turned(nn.Module):
     """Weights of which some are saved as views: turned, and out of a larger tensor."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -151,8 +152,14 @@ class Run:
         result: T = value
         return result
 
-    def evaluate(self, batch: Any = None) -> StepResult:
-        """The loss of one batch with the model in eval() mode; nothing is trained."""
+    def evaluate(self, batch: Any = None, *, ema: bool = False) -> StepResult:
+        """The loss of one batch with the model in eval() mode; nothing is trained.
+
+        With `ema` parameters hold their moving averages, which are brought to all ranks for it.
+        """
+        if ema:
+            with self._averaged():
+                return self.evaluate(batch)
         self._check_evaluation()
         leaves, shapes = self._given(batch, "eval")
         try:
@@ -160,6 +167,18 @@ class Run:
             return _result(self._open().evaluate(leaves, role=role))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """While parameters hold their moving averages."""
+        self._check_averages()
+        self._check_evaluation()
+        self.workers.lend(whole_tensors(self.plan, "average", self.workers.tensors("average")))
+        try:
+            yield
+        finally:
+            if not self.workers.failed:
+                self.workers.take_back()
 
     def prepare_evaluation(self) -> None:
         """Get ready to evaluate, as the first `evaluate` would: what cannot be evaluated fails here."""
@@ -292,10 +311,12 @@ class Run:
     def ema(self) -> dict[str, Tensor]:
         """All parameters, whole: of those that are trained their moving averages, in the dtype in which
         they are stepped."""
+        self._check_averages()
+        return self.parameters() | self._whole("average")
+
+    def _check_averages(self) -> None:
         if self.plan.ema is None:
             raise RunError("the run keeps no moving averages", legal="program.lower(ema=0.999)")
-        averages = self._whole("average")
-        return self.parameters() | averages
 
     def gradients(self) -> dict[str, Tensor]:
         """The averaged gradients of the last step, whole."""

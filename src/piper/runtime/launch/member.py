@@ -22,6 +22,7 @@ from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.reader import Fetched, Reader
 from piper.runtime.launch.reading import function_of, import_reference
 from piper.runtime.order.host_order import PeerError
+from piper.runtime.state.lent import Lent
 from piper.runtime.state.weight_writing import write_weights
 from piper.runtime.state.write_pieces import Writing
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
@@ -64,6 +65,7 @@ class Member:
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
         self.at: Worker | None = None  # the one that was asked last
+        self.lent: Lent | None = None  # what parameters hold instead of their own values
         self.writing: Writing | None = None  # the state, beside the work
 
     def join(self, payload: Mapping[str, Any]) -> str:
@@ -91,6 +93,7 @@ class Member:
         plan = given if isinstance(given, Plan) else plan_from_json(given)
         if name == "train":
             self.at = None
+            self.lent = None
             self.workers.clear()
             self.readers.clear()
             clear(self.cells)
@@ -145,7 +148,7 @@ class Member:
             function, num = function_of(payload["function"]), plan.num_data_ranks
             policy = payload["policy"]
             reader = Reader(function, plan, rank=rank, num_ranks=num, mark=mark, policy=policy)
-            reader.open()
+            reader.begin()
         self.readers[payload["name"]] = reader
 
     def fetch(self, name: str) -> Fetched | None:
@@ -170,6 +173,16 @@ class Member:
     def bytes_read(self, _: object = None) -> int:
         """From files of weights."""
         return self.workers["train"].weights.reader.num_bytes
+
+    def lend(self, elements: Mapping[str, Tensor]) -> None:
+        """Have parameters hold these values until `take_back`."""
+        self.lent = Lent(self.workers["train"], elements)
+
+    def take_back(self, _: object = None) -> None:
+        """Have parameters hold their own values again."""
+        if self.lent is not None:
+            self.lent.give_back()
+            self.lent = None
 
     def save(self, payload: Mapping[str, Any]) -> float:
         """Copy what this rank writes of the state, and begin to write it; seconds that took."""

@@ -21,6 +21,7 @@ from piper.runtime.launch.reader import Fetched
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.state.given import Giver, elsewhere
+from piper.runtime.worker.weights import elements_of
 from piper.runtime.worker.worker import Worker
 from piper.stored.stored_pieces import StoredState
 from piper.stored.weight_files import Place
@@ -49,6 +50,7 @@ class PoolRun:
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
         self.options = {"compile": compile}
         self.in_memory = memory  # of that, what lies in this process
+        self.failed = False  # whether a rank has: then none is asked again
         self.stored = stored  # what the run starts from, if not from the model's own code
         self._set: list[
             dict[str, Any]
@@ -90,6 +92,7 @@ class PoolRun:
         try:
             return self.pool.call(command, payloads)
         except Failure as failure:
+            self.failed = True
             if not (failure.survivors and self.spares):
                 self.close()
             if command in ("read", "fetch"):
@@ -235,6 +238,21 @@ class PoolRun:
 
     def bytes_read(self) -> list[int]:
         return self.call("bytes_read")
+
+    def lend(self, whole: Mapping[str, Tensor]) -> None:
+        """Have the ranks' parameters hold other values, of which each is sent its elements."""
+        payloads = [
+            {
+                held.key: elements_of(whole[held.tensor], held).clone()
+                for held in holdings(self.plan, rank)
+                if held.what == "param" and held.tensor in whole
+            }
+            for rank in self.pool.ranks
+        ]
+        self._call("lend", payloads)
+
+    def take_back(self) -> None:
+        self.call("take_back")
 
     @property
     def spares(self) -> bool:

@@ -123,9 +123,10 @@ class Worker:
 
     def _fill(self, index: int, value: Tensor) -> None:
         """A tensor of the model; what a narrower dtype loses of it is kept for masters."""
-        dtype = getattr(torch, self.me.slots[index].dtype)
+        name = self.me.slots[index].dtype
+        dtype = getattr(torch, name)
         self._set(index, value.to(self.device, dtype))
-        if value.dtype != dtype:
+        if value.dtype != dtype and accumulation_dtype(name) != name:
             self._wide[index] = value
 
     def wide_of(self, index: int) -> Tensor | None:
