@@ -27,8 +27,8 @@ from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.torch_optimizers import check_param_groups
 from piper.stored.folders import found_in
-from piper.stored.pieces import StoredState
 from piper.stored.resumable import check_resumable
+from piper.stored.stored_pieces import StoredState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

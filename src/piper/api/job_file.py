@@ -13,7 +13,7 @@ from piper.errors import PlanError
 from piper.plan.body_spec import content_hash
 from piper.plan.types import Plan, plan_from_json
 from piper.stored.checked_index import check_index
-from piper.stored.pieces import Stored
+from piper.stored.stored_pieces import Stored
 
 _LEGAL = "a file that job.save(path) or `piper plan FILE.py -o PLAN.json` wrote"
 

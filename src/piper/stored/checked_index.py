@@ -8,7 +8,7 @@ from piper.errors import PlanError
 from piper.ir.tensor_type import MAX_BYTES, TensorType
 from piper.plan.holdings import Box
 from piper.plan.types import Plan
-from piper.stored.pieces import Piece, Stored
+from piper.stored.stored_pieces import Piece, Stored
 
 
 def check_index(stored: Stored, plan: Plan) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from piper.plan.holdings import holdings
 from piper.plan.types import Plan
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 from piper.stored.writers import entries_by_rank
 
 

@@ -22,7 +22,7 @@ from piper.stored.boxes import (
     whole,
     within,
 )
-from piper.stored.pieces import Piece, Stored, StoredTensor
+from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
 
 class PieceReader:

@@ -15,8 +15,8 @@ from piper.errors import FileError
 from piper.files import read_start
 from piper.runtime.state.dcp_index import dcp_index
 from piper.stored.boxes import row_major, whole
-from piper.stored.pieces import Piece, Stored, StoredTensor
 from piper.stored.safetensors_index import chosen, file_index, files_of
+from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
 NESTS = ("model", "state_dict", "model_state_dict", "module")  # keys that weights may lie under
 FOLDER = (  # what a folder may have, the first counts; Hugging Face's names
