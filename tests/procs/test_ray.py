@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 
 from piper.api.job import Job
 from piper.cli.main import main
@@ -120,6 +121,20 @@ def test_trains_like_one_device_on_two_nodes(pool: RayPool, cell: Cell) -> None:
     with job.launch(pool) as run:
         errors = compare(run, batches_of(cell.program), reference_of(cell.program, job))
     assert errors.exact, errors
+
+
+@needs_ray
+def test_a_state_dict_reaches_the_nodes_and_goes_out(pool: RayPool, tmp_path: Path) -> None:
+    program = program_of("dense").apply(strategy_of("pp2_dp2", "1f1b"))
+    state = program.source.make_model().state_dict()
+    with program.lower(optimizer=ADAMW, weights=state).launch(pool) as run:
+        found = run.state_dict()
+        run.save_weights(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    with program.lower(optimizer=ADAMW, weights=tmp_path).launch(pool) as run:
+        found = run.state_dict()
+        assert sum(run.bytes_read()) >= sum(tensor.numel() * 8 for tensor in state.values())
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
 @needs_ray

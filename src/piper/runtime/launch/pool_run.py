@@ -136,12 +136,12 @@ class PoolRun:
             return [payload] * len(ranks)
         if not self.pool.sends:
             return [{**payload, "memory": self.in_memory}] * len(ranks)
-        giver = Giver(self.stored, self.in_memory)
+        giver = Giver(plan, self.stored, self.in_memory)
         if first:
-            return [{**payload, "given": giver.to(plan, rank)} for rank in ranks]
+            return [{**payload, "given": giver.all_of(rank)} for rank in ranks]
         known = ({held.tensor for held in holdings(self.plan, rank)} for rank in ranks)
         pairs = zip(ranks, known, strict=True)
-        return [{**payload, "given": giver.more(plan, rank, known=k)} for rank, k in pairs]
+        return [{**payload, "given": giver.without(rank, known=k)} for rank, k in pairs]
 
     def step(
         self,
