@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import random
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,84 +14,12 @@ import piper
 from piper.errors import RunError
 from piper.strategies import parallel
 from tests.procs import tiny, unhurried
+from tests.procs.elastic_training import ElasticTraining, undisturbed
 
 pytestmark = pytest.mark.xdist_group("procs")
 
 FILE = str(Path(__file__).with_name("unhurried.py"))
 LONG = bool(os.environ.get("PIPER_LONG"))
-
-
-class Elastic:
-    """`piper train --elastic`, and what it says."""
-
-    def __init__(self, folder: Path, *arguments: str, launcher: str = "local") -> None:
-        command = [
-            sys.executable, "-m", "piper", "train", FILE, "--json", "--elastic", "--launch",
-            launcher, "--checkpoint", str(folder / "run"), "--keep", "2", *arguments,
-        ]  # fmt: skip
-        self.errors = folder / "errors"
-        with open(self.errors, "w") as errors:
-            self.process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        self.events: list[dict[str, Any]] = []
-        self.workers: dict[int, int] = {}  # rank -> its latest process
-        self.reader = threading.Thread(target=self._read)
-        self.reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                event = json.loads(line)
-                if event["event"] == "launch":
-                    found = re.findall(r"process (\d+)", event["text"])
-                    self.workers[event["rank"]] = int(found[0])
-                self.events.append(event)
-        self.process.stdout.close()
-
-    def until(self, words: str, seen: int) -> None:
-        """Wait for another note with these words than so many, or for the end."""
-        while len(self.notes(words)) <= seen and self.reader.is_alive():
-            time.sleep(0.02)
-        assert len(self.notes(words)) > seen, (words, self.events[-5:], self.errors.read_text())
-
-    def kill(self, chance: random.Random) -> None:
-        """One of the workers that are there now."""
-        before = len(self.losses())
-        while len(self.losses()) == before and self.reader.is_alive():
-            time.sleep(0.02)
-        time.sleep(chance.uniform(0.0, 0.3))
-        while self.reader.is_alive():  # between two launches there is none
-            for rank in chance.sample(sorted(self.workers), len(self.workers)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.workers[rank], signal.SIGKILL)
-                    return
-            time.sleep(0.02)
-        raise AssertionError(f"training ended before: {self.events[-3:]}")
-
-    def end(self) -> None:
-        self.reader.join(240)
-        assert self.process.wait(30) == 0, self.errors.read_text()
-
-    def notes(self, words: str) -> list[str]:
-        found = (e["text"] for e in self.events if e["event"] == "note")
-        return [text for text in found if words in text]
-
-    def losses(self) -> dict[int, float]:
-        return {e["step"]: e["loss"] for e in self.events if e["event"] == "step"}
-
-
-def _undisturbed(steps: int, **degrees: Any) -> dict[int, float]:
-    program = piper.trace(tiny.model, tiny.batch(), tiny.step)
-    job = program.apply(parallel(**degrees)).lower(optimizer=unhurried.optimizer)
-    batches = [tiny.batch(number) for number in range(steps)]
-    found = piper.train(job, batches, steps=steps, launch="single", log="none")
-    return dict(enumerate(found.losses, 1))
 
 
 @pytest.mark.parametrize(("zero", "left"), [("0", "saved step"), ("3", "an earlier one is taken")])
@@ -107,7 +28,7 @@ def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str, left
     steps = 100 * (kills + 1)
     chance = random.Random(int(zero))
     arguments = ["--dp", "4", "--zero", zero, "--steps", str(steps), "--every", "10"]
-    run = Elastic(tmp_path, *arguments)
+    run = ElasticTraining(tmp_path, *arguments)
     for number in range(kills):
         run.kill(chance)
         run.until("went on", number)
@@ -117,7 +38,7 @@ def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str, left
     assert run.notes("more ranks are there")
     found = run.losses()
     assert sorted(found) == list(range(1, steps + 1))
-    assert found == pytest.approx(_undisturbed(steps, microbatches=4), rel=1e-5)
+    assert found == pytest.approx(undisturbed(steps, microbatches=4), rel=1e-5)
     seconds = [float(text.split()[2]) for text in run.notes("went on")]
     print(f"zero {zero}: {kills} losses, went on after {min(seconds)} to {max(seconds)} s")
 
@@ -125,7 +46,7 @@ def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str, left
 def test_torchrun_starts_anew_and_goes_on(tmp_path: Path) -> None:
     steps = 60
     arguments = ["--dp", "2", "--microbatches", "2", "--steps", str(steps), "--every", "5"]
-    run = Elastic(tmp_path, *arguments, launcher="torchrun")
+    run = ElasticTraining(tmp_path, *arguments, launcher="torchrun")
     while not list((tmp_path / "run").glob("step-*5")):
         assert run.reader.is_alive(), run.errors.read_text()
         time.sleep(0.02)
@@ -135,7 +56,7 @@ def test_torchrun_starts_anew_and_goes_on(tmp_path: Path) -> None:
     assert run.notes("resumed from")
     found = run.losses()
     assert sorted(found) == list(range(1, steps + 1))
-    assert found == pytest.approx(_undisturbed(steps, microbatches=4), rel=1e-5)
+    assert found == pytest.approx(undisturbed(steps, microbatches=4), rel=1e-5)
 
 
 def _children(pid: int) -> list[int]:
