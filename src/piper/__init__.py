@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from piper.runtime.launch.parent_process import warm_up
     from piper.runtime.launch.shares import Share
     from piper.training.callbacks import Callback
+    from piper.training.elastic import Elastic
     from piper.training.log_writers import JsonLines, TensorBoard
     from piper.training.loop import train
     from piper.training.records import Training
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Callback": "piper.training.callbacks",
+    "Elastic": "piper.training.elastic",
     "Job": "piper.api.job",
     "JsonLines": "piper.training.log_writers",
     "LocalPool": "piper.runtime.launch.local_pool",
@@ -66,8 +68,8 @@ _HOMES = {
 _MODULES = ("schedules", "strategies")
 
 __all__ = [
-    "Callback", "Job", "JsonLines", "LocalPool", "Mesh", "PiperError", "Plan", "Program", "Run",
-    "Schedule", "Share", "StepResult", "TensorBoard", "Training", "adamw", "annotate",
+    "Callback", "Elastic", "Job", "JsonLines", "LocalPool", "Mesh", "PiperError", "Plan", "Program",
+    "Run", "Schedule", "Share", "StepResult", "TensorBoard", "Training", "adamw", "annotate",
     "grouped_mm", "load_job", "load_program", "mixture", "schedules", "sgd", "strategies", "tag",
     "trace", "train", "warm_up", "where",
 ]  # fmt: skip

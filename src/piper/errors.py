@@ -152,6 +152,17 @@ class RunError(PiperError):
     """A rank failed during a run."""
 
 
+class RankLost(RunError):
+    """Ranks died, hang or cannot be reached: `ranks`. The `survivors` still answer."""
+
+    def __init__(
+        self, message: str, *, ranks: Sequence[int], survivors: Sequence[int], **more: Any
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.survivors = tuple(survivors)
+        super().__init__(message, **more)
+
+
 class OutOfMemory(RunError):
     """A rank could not get the memory for a task; `held` has the bytes that it holds, by use."""
 

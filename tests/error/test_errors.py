@@ -48,6 +48,8 @@ def test_debug_shows_the_traceback(
         (["_model.py", "--pp", "2", "--schedule", "2f2b"], "did you mean '1f1b'?"),
         (["_model.py", "--pp", "0"], "--pp 0"),
         (["_model.py", "--pp", "2", "--strategy", "two_slices.py"], "exclude each other"),
+        (["_model.py", "--weights", "nothing.pt"], "there is no file"),
+        (["_model.py", "--weights", "_model.py"], "is no safetensors file"),
         (["_model.py", "--dp", "5"], "a batch of 8 does not divide into 5 data ranks"),
     ],
 )

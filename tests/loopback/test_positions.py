@@ -1,6 +1,8 @@
 """Training that goes on: at the next sample, under another number of data ranks and size of batches."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import piper
 from piper.errors import RunError
+from piper.stored.folders import checkpoints
 from piper.training.position import Position
 from piper.training.progress import Progress
 from tests import counted
@@ -50,6 +53,17 @@ def test_each_sample_is_trained_on_once_an_epoch(data: Any, steps: int) -> None:
 def test_batches_of_another_size_go_on_at_the_sample(data: Any, other: Any) -> None:
     found, _ = _trained((2, 8, 7, data), (1, 4, 1, other), (4, 4, 3, other), (2, 8, 1, data))
     assert found.sum() == 80 and found.tolist() == [2.0] * NUM
+
+
+@pytest.mark.parametrize("data", SAME)
+def test_checkpoints_go_on_at_the_sample(data: Any, tmp_path: Path) -> None:
+    for dp, steps in ((2, 7), (2, 9), (4, 15)):
+        piper.train(
+            counted.job(dp, 8), data, steps=steps, launch="loopback", log="none",
+            checkpoint=tmp_path, resume=True,
+        )  # fmt: skip
+    with counted.job(1, 8).resume(checkpoints(tmp_path)[-1], "single") as run:
+        assert counted.counts(run, 8).tolist() == [3.0] * NUM
 
 
 def test_dropped_batches_are_whole_ones() -> None:
@@ -153,3 +167,12 @@ def test_data_that_is_shorter_than_the_position_is_refused() -> None:
     short = [{"ids": torch.arange(8)}] * 2
     with pytest.raises(RunError, match="the data ends after 16 samples, but 48 were trained on"):
         piper.train(counted.job(1, 8), short, steps=7, start=start, launch="single", log="none")
+
+
+def test_the_page_shows_data_that_goes_on() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"dataset": counted.Numbers()}
+    exec(compile(code.replace("batch_size=64", "batch_size=8"), "data.md", "exec"), names)
+    found, _ = _trained((2, 8, 7, names["data"]), (4, 8, 3, names["data"]))
+    assert found.tolist() == [2.0] * NUM

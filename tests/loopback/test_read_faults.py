@@ -89,6 +89,47 @@ def test_it_is_tried_again_first_and_training_goes_on_behind_it() -> None:
     assert sum(record.retried for record in training.records + more.records) == 1
 
 
+def test_processes_of_a_loader_that_fail_are_told_of_in_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found, training = _counts(
+        counted.damaged_loader(10**6, num_workers=1), steps=4, dp=1, skip_unreadable=1, log="text"
+    )
+    assert sorted(found.tolist()) == [0.0] * 8 + [1.0] * 32 and training.skipped == 1
+    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert len(warned) == 1 and warned[0].endswith("left out: rank 0: OSError: block 7 is damaged")
+
+
+def test_a_function_that_cannot_begin_is_called_again() -> None:
+    calls: list[int] = []
+
+    def data(share: piper.Share) -> Any:
+        calls.append(share.rank)
+        if len(calls) < 3:
+            raise ConnectionError("no answer")
+        return counted.of_8(share)
+
+    found, training = _counts(data, read_again=2)
+    assert found.tolist() == [1.0] * NUM and training.records[0].retried == 2
+    assert calls == [0, 0, 0, 1]
+
+
+def test_what_fails_before_the_first_batch_begins_again_where_training_went_on() -> None:
+    first, training = _counts(counted.of_8, steps=7)
+    calls: list[int] = []
+
+    def data(share: piper.Share) -> Any:
+        calls.append(share.rank)
+        for epoch in range(2):
+            if epoch == 1 and len(calls) == 1:
+                raise OSError("block 7 is damaged")  # behind an epoch that is left out
+            yield from share.of(counted.loader(8))
+
+    start = Progress(position=training.position)
+    second, _ = _counts(data, dp=1, steps=10, read_again=1, start=start)
+    assert (first + second).tolist() == [2.0] * NUM and len(calls) == 2
+
+
 def test_more_than_may_be_left_out_is_an_error() -> None:
     with pytest.raises(
         RunError,

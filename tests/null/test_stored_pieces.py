@@ -16,7 +16,7 @@ from piper.errors import FileError
 from piper.plan.holdings import Box
 from piper.runtime.state.read_pieces import PieceReader
 from piper.stored.boxes import boxes_in, overlap, runs_in, whole
-from piper.stored.pieces import Piece, StoredTensor
+from piper.stored.stored_pieces import Piece, StoredTensor
 
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
 

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
+import torch
 
 from piper.api.job import Job
 from piper.cli.main import main
@@ -24,6 +26,7 @@ from piper.runtime.launch.ray import ray_cluster, ray_pool
 from piper.runtime.launch.ray.ray_pool import RayPool
 from piper.training.verify import compare
 from tests.matrix import Cell
+from tests.procs.elastic_training import ElasticTraining, undisturbed
 from tests.procs.test_parity import CASES as PARITY
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
@@ -91,6 +94,24 @@ def _job(strategy: str = "pp2_dp2", schedule: str = "1f1b") -> Job:
     return program_of("dense").apply(strategy_of(strategy, schedule)).lower(optimizer=ADAMW)
 
 
+@needs_ray  # the first test, as long as no pool fills the cluster
+@pytest.mark.timeout(900)
+def test_actors_that_are_lost_do_not_show_in_training(cluster: str, tmp_path: Path) -> None:
+    kills = 15 if "PIPER_LONG" in os.environ else 1
+    steps, chance = 100 * (kills + 1), Random(0)
+    arguments = ["--dp", "2", "--microbatches", "2", "--steps", str(steps), "--every", "25"]
+    run = ElasticTraining(tmp_path, *arguments, "--address", cluster, launcher="ray")
+    for number in range(kills):
+        run.kill(chance)
+        run.until("went on", number)
+    run.end()
+    found = run.losses()
+    assert sorted(found) == list(range(1, steps + 1))
+    assert found == pytest.approx(undisturbed(steps, microbatches=4), rel=1e-5)
+    seconds = [float(text.split()[2]) for text in run.notes("went on")]
+    print(f"Ray: {kills} losses, went on after {min(seconds)} to {max(seconds)} s")
+
+
 @needs_ray
 @pytest.mark.parametrize("cell", CELLS, ids=[cell.name for cell in CELLS])
 def test_trains_like_one_device_on_two_nodes(pool: RayPool, cell: Cell) -> None:
@@ -100,6 +121,20 @@ def test_trains_like_one_device_on_two_nodes(pool: RayPool, cell: Cell) -> None:
     with job.launch(pool) as run:
         errors = compare(run, batches_of(cell.program), reference_of(cell.program, job))
     assert errors.exact, errors
+
+
+@needs_ray
+def test_a_state_dict_reaches_the_nodes_and_goes_out(pool: RayPool, tmp_path: Path) -> None:
+    program = program_of("dense").apply(strategy_of("pp2_dp2", "1f1b"))
+    state = program.source.make_model().state_dict()
+    with program.lower(optimizer=ADAMW, weights=state).launch(pool) as run:
+        found = run.state_dict()
+        run.save_weights(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    with program.lower(optimizer=ADAMW, weights=tmp_path).launch(pool) as run:
+        found = run.state_dict()
+        assert sum(run.bytes_read()) >= sum(tensor.numel() * 8 for tensor in state.values())
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
 
 
 @needs_ray
@@ -199,6 +234,23 @@ def test_piper_train_on_a_cluster_is_that_on_local_processes(
     up = [event["text"] for event in found[1] if event["event"] == "launch"]
     nodes = [re.search(r"on node (\w+)", text) for text in up]
     assert len({node[1] for node in nodes if node}) == 2
+
+
+@needs_ray
+def test_a_saved_run_goes_on_on_a_cluster_and_back(pool: RayPool, tmp_path: Path) -> None:
+    batches = [*batches_of("dense"), *batches_of("dense")]
+    wanted = _job("dp2", "none")
+    with wanted.launch("loopback") as run:
+        losses = [run.step(batch).loss for batch in batches]
+    with wanted.launch("loopback") as run:
+        found = [run.step(batch).loss for batch in batches[:2]]
+        run.save(tmp_path / "first")
+    with _job().resume(tmp_path / "first", pool) as run:
+        found += [run.step(batch).loss for batch in batches[2:4]]
+        run.save(tmp_path / "second")
+    with wanted.resume(tmp_path / "second", "loopback") as run:
+        found += [run.step(batch).loss for batch in batches[4:]]
+    assert found == pytest.approx(losses, rel=1e-9)
 
 
 @needs_ray

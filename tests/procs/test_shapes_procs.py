@@ -40,4 +40,4 @@ def test_ranks_of_torchrun_compile_for_each_shape() -> None:
         timeout=240,
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines().count("as one device") == 2
+    assert found.stdout.count("as one device") == 2  # ranks may write into one line

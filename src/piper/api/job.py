@@ -27,8 +27,8 @@ from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.torch_optimizers import check_param_groups
 from piper.stored.folders import found_in
-from piper.stored.pieces import StoredState
 from piper.stored.resumable import check_resumable
+from piper.stored.stored_pieces import StoredState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -57,8 +57,9 @@ def _loaded(file: JobFile) -> Job:
     for part in (*plan.classes, *(other.classes if other else ())):
         if "loss" not in part.results:
             raise PlanError(f"the ranks of {part.slice} have no loss as a result")
+    stored = None if file.weights is None else StoredState(file.weights)
     if other is None:
-        return Job(plan, file.bodies, report)
+        return Job(plan, file.bodies, report, stored=stored)
     if not plan.train or other.train:
         raise PlanError("the job is not one of training and its evaluation")
     for field in ("mesh", "batch", "batch_constants", "data_axes", "num_microbatches", "device"):
@@ -66,7 +67,7 @@ def _loaded(file: JobFile) -> Job:
             raise PlanError(f"the evaluation has another {field} than training")
     evaluation = Job(other, file.bodies, check_plan(other))
     check_bodies(other, file.bodies)
-    return Job(plan, file.bodies, report, evaluation=evaluation)
+    return Job(plan, file.bodies, report, evaluation=evaluation, stored=stored)
 
 
 # Whether to train, and on batches of which shapes if not those of the example batch.
@@ -155,11 +156,18 @@ class Job:
     def save(self, path: str | os.PathLike[str], *, evaluation: bool = True) -> None:
         """Write the plan, its bodies and those of its evaluation as JSON, for `load_job`.
 
-        `evaluation=False` leaves the evaluation out, for a model that has none.
+        `evaluation=False` leaves the evaluation out, for a model that has none. Of weights in files it
+        has their places.
         """
+        if self.memory:
+            raise PlanError(
+                "the job starts from a state_dict in memory, which its file cannot name",
+                legal="lower(weights=PATH) of what torch.save or save_file wrote",
+            )
         other = self.evaluation() if evaluation and self.plan.train else None
         bodies = {**self.bodies, **(other.bodies if other else {})}
-        write_bytes(path, job_to_json(self.plan, bodies, other.plan if other else None))
+        weights = self.stored.model if self.stored else None
+        write_bytes(path, job_to_json(self.plan, bodies, other.plan if other else None, weights))
 
     def evaluation(self) -> Job:
         """The same program under the same strategy, forwards only and with the model in eval() mode.

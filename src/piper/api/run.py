@@ -27,6 +27,7 @@ from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
 from piper.runtime.worker.weights import Weights
+from piper.stored.writers import is_held_by
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +102,17 @@ class Run:
         if wait:
             saving.wait()
         return saving
+
+    def rescue(
+        self, folder: str | os.PathLike[str], survivors: Sequence[int], training: Mapping[str, Any]
+    ) -> Path | None:
+        """After a failure, save what the ranks hold that are left, as `save` does; None if they do not
+        hold everything, or were in the middle of changing it."""
+        if not self.workers.spares or not is_held_by(self.plan, survivors):
+            return None
+        if self.workers.settled_steps(survivors) - {None} != {self.steps}:
+            return None
+        return Saving(self, folder, dict(training), survivors).wait()
 
     def save_weights(
         self,

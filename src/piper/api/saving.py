@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ from piper.runtime.state.write_pieces import Written
 from piper.stored import manifest
 from piper.stored.folders import begin, commit, sync
 from piper.stored.manifest import Manifest, manifest_of
-from piper.stored.pieces import StoredTensor
-from piper.stored.writers import entries_by_rank
+from piper.stored.stored_pieces import StoredTensor
+from piper.stored.writers import Entry, entries_by_rank
 
 if TYPE_CHECKING:
     from piper.api.run import Run
@@ -32,11 +33,18 @@ class Saving:
     """A checkpoint on its way. `done` looks, `wait` waits; either gives the folder its name when all
     ranks have written, and raises FileError, once, if one could not."""
 
-    def __init__(self, run: Run, folder: str | os.PathLike[str], training: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        folder: str | os.PathLike[str],
+        training: dict[str, Any],
+        survivors: Sequence[int] | None = None,
+    ) -> None:
         self.run = run
         self.folder = Path(os.path.abspath(folder))
         self.steps = run.steps
         self.training = training
+        self.survivors = survivors  # who writes, after a failure
         self.finished = False
         self.num_bytes = 0
         self._options = [dict(each) for each in run.workers.now]
@@ -45,12 +53,13 @@ class Saving:
         threading.Thread(target=importlib.import_module, args=(metadata,), daemon=True).start()
         self._made = Path(run.agreed(lambda: str(begin(self.folder))))
         began = time.perf_counter()
-        self.rank_seconds = run.workers.save(_entries(run), str(self._made))
+        entries = _entries(run, survivors)
+        self.rank_seconds = run.workers.save(entries, str(self._made), survivors)
         self.seconds = time.perf_counter() - began  # for which training waited
 
     def done(self) -> bool:
         if not self.finished:
-            written = self.run.workers.saved()
+            written = self.run.workers.saved(self.survivors)
             if written is not None:
                 self.finished = True
                 self.num_bytes = self.run.agreed(lambda: self._finish(written))
@@ -124,9 +133,9 @@ def _joined(parts: list[StoredTensor]) -> StoredTensor:
     return msgspec.structs.replace(parts[0], pieces=tuple(pieces))
 
 
-def _entries(run: Run) -> list[Any]:
+def _entries(run: Run, ranks: Sequence[int] | None) -> list[list[Entry]]:
     """Who writes what; before the first step optimizers keep nothing."""
-    found = entries_by_rank(run.plan)
+    found = entries_by_rank(run.plan, ranks)
     if run.steps:
         return found
     return [[entry for entry in mine if entry.section == "model"] for mine in found]

@@ -12,7 +12,7 @@ from piper.errors import Call, FileError, PiperError, WeightsError, user_source
 from piper.frontend.hf_weights import converted, is_pretrained, unneeded_names
 from piper.runtime.state.weight_sources import weight_source
 from piper.stored.matching import match
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from piper.bodies.casts import casts_words
-from piper.bodies.checkpoints import region_words
+from piper.bodies.checkpoint_regions import region_words
 from piper.bodies.folding import Fold, FoldPart
 from piper.ir.tensor_type import TensorType
 

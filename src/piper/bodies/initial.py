@@ -224,7 +224,7 @@ def _build(entries: list[_Entry], tensor: Tensor) -> tuple[fx.Graph, dict[str, T
         if base is None:
             raise TraceError(
                 "make_model takes tensors that it did not make: weights from a file, for example",
-                legal="initial weights made by operators; starting from a file is not supported yet",
+                legal="initial weights made by operators, and program.lower(weights=PATH)",
             )
         size, stride, start = list(value.size()), list(value.stride()), value.storage_offset()
         return graph.call_function(torch.ops.aten.as_strided.default, (base, size, stride, start))

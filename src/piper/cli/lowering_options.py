@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from piper.runtime.factory import Factory
 
 OPTIMIZERS = {name.lower(): name for name in KNOWN}
-LOWERING_OPTIONS = ("device", "precision", "clip", "optimizer", "lr", "seed")
+LOWERING_OPTIONS = ("device", "precision", "clip", "optimizer", "lr", "seed", "weights")
 
 
 def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
@@ -30,7 +30,17 @@ def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
     )
     group.add_argument("--lr", type=float, metavar="X", help="learning rate")
     group.add_argument("--seed", type=int, help="of weights, dropout, order of data (default: 0)")
+    add_weights_argument(group)
     return group
+
+
+def add_weights_argument(parser: Any) -> None:
+    parser.add_argument(
+        "--weights",
+        metavar="PATH",
+        help="start from these: .safetensors, a file of torch.save, or a folder "
+        "(Hugging Face's, or a distributed checkpoint)",
+    )
 
 
 def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> Job:
@@ -41,6 +51,7 @@ def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> 
         seed=arguments.seed or 0,
         clip=arguments.clip,
         precision=arguments.precision,
+        weights=arguments.weights,
     )
     return job
 

@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.elastic_jobs import elastic_jobs
 from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments, lowered
 from piper.cli.user_file import STRATEGY_OPTIONS, add_program_arguments, load_file, trace_file
 from piper.errors import FileError
@@ -15,10 +16,12 @@ from piper.errors import FileError
 if TYPE_CHECKING:
     from piper.api.job import Job
     from piper.mesh import Mesh
+    from piper.training.elastic import Elastic
     from piper.training.records import Record
 
 INTERRUPTED = 130
 TERMINATED = 143
+RESTARTS = 100  # by torchrun, of an elastic training
 LAUNCHERS = {  # which options of the command line each launcher takes
     "local": ("timeout", "ranks_per_gpu", "compile"),
     "torchrun": ("timeout", "compile"),
@@ -86,6 +89,11 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--resume", action="store_true", help="go on from the latest one in DIR, if there is any"
     )
+    group.add_argument(
+        "--elastic",
+        action="store_true",
+        help="when ranks are lost, go on with those that are left (with --checkpoint)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -116,13 +124,16 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
             raise FileError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
     if arguments.launch != "torchrun" or under_torchrun():
         job = _saved_job(arguments) if saved else _lowered_job(module, arguments)
+        if job is None:
+            return 0
         return _train(job, module, arguments, options)
     if saved:
         num_ranks = _saved_job(arguments).plan.mesh.size
     else:
         num_ranks = arguments.nproc or _program(module, arguments).graph.mesh.size
     own = _without_nproc(arguments.argv)
-    command = ["--standalone", "--nproc-per-node", str(num_ranks), "-m", "piper", *own]
+    again = ["--max-restarts", str(RESTARTS)] if arguments.elastic else []
+    command = ["--standalone", "--nproc-per-node", str(num_ranks), *again, "-m", "piper", *own]
     sys.stdout.flush()
     return os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *command])
 
@@ -166,21 +177,45 @@ def _saved_job(arguments: argparse.Namespace) -> Job:
     return job
 
 
-def _lowered_job(module: ModuleType, arguments: argparse.Namespace) -> Job:
-    return lowered(_program(module, arguments), module, arguments)
+def _lowered_job(module: ModuleType, arguments: argparse.Namespace) -> Job | Elastic | None:
+    """The job to train; None in a rank that none has use for."""
+    from piper.training.elastic import Elastic
+
+    if not arguments.elastic:
+        return lowered(_program(module, arguments), module, arguments)
+    if arguments.checkpoint is None:
+        raise FileError(
+            "--elastic without --checkpoint", legal="--elastic --checkpoint DIR --every N"
+        )
+    jobs, most = elastic_jobs(module, arguments)
+    if arguments.launch == "torchrun":
+        return _elastic_rank(Elastic(jobs, int(os.environ["WORLD_SIZE"])))
+    return Elastic(jobs, most)
+
+
+def _elastic_rank(elastic: Elastic) -> Job | None:
+    """torchrun starts all ranks anew when one is lost, maybe fewer of them: the strategy follows."""
+    job = elastic.largest(elastic.ranks)
+    os.environ["WORLD_SIZE"] = str(job.plan.mesh.size)
+    return job if int(os.environ["RANK"]) < job.plan.mesh.size else None
 
 
 def _train(
-    job: Job, module: ModuleType, arguments: argparse.Namespace, options: dict[str, Any]
+    job: Job | Elastic,
+    module: ModuleType,
+    arguments: argparse.Namespace,
+    options: dict[str, Any],
 ) -> int:
     import piper
     from piper.training.data import MadeBatches
+    from piper.training.elastic import Elastic
 
     data = getattr(module, "data", None)
     if data is None:
         file = arguments.data or arguments.file
         _note(arguments, f"{file} has no data(share): each step makes a batch()")
-        data = MadeBatches(module.batch, seed=job.plan.seed)
+        seed = (arguments.seed or 0) if isinstance(job, Elastic) else job.plan.seed
+        data = MadeBatches(module.batch, seed=seed)
     last = _Last()
     try:
         training = piper.train(
@@ -199,7 +234,7 @@ def _train(
             checkpoint=arguments.checkpoint,
             checkpoint_every=arguments.every,
             keep=arguments.keep,
-            resume=arguments.resume,
+            resume=arguments.resume or arguments.elastic,
             **options,
         )
     except KeyboardInterrupt:

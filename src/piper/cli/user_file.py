@@ -142,13 +142,15 @@ def trace_file(
     *,
     double: bool = False,
     default: Callable[..., None] | None = None,
+    own: bool = True,
 ) -> Any:
-    """The program of a FILE under the strategy of the command line, else of the file, else `default`."""
+    """The program of a FILE under the strategy of the command line, else (with `own`) of the file, else
+    `default`."""
     import piper
     from piper.training.precision import doubled, doubled_model
 
     make_model = doubled_model(module.model) if double else module.model
     batch = doubled(module.batch()) if double else module.batch()
     program = piper.trace(make_model, batch, module.step, mean=arguments.mean or "microbatch")
-    strategy = chosen_strategy(arguments, module) or default
+    strategy = (chosen_strategy(arguments, module) if own else None) or default
     return program.apply(strategy) if strategy else program

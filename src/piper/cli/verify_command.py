@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.lowering_options import add_weights_argument
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import FileError
 
@@ -35,6 +36,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--adversary", action="store_true", help="loopback: delay streams, poison freed memory"
     )
+    add_weights_argument(parser)
     parser.set_defaults(run=run)
 
 
@@ -49,9 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     module = load_file(arguments.file, "model", "batch", "step")
     program = trace_file(module, arguments, double=True)
     batches = [doubled(module.batch()) for _ in range(arguments.steps)]
-    options = {"adversary": True} if arguments.adversary else {}
+    options: dict[str, Any] = {"adversary": True} if arguments.adversary else {}
     optimizer = getattr(module, "optimizer", None) or ADAMW
-    verdict = verify(program, batches, optimizer, launch=arguments.launch, **options)
+    options |= {"weights": arguments.weights, "launch": arguments.launch}
+    verdict = verify(program, batches, optimizer, **options)
     if arguments.json:
         print(json.dumps(_facts(verdict)))
     else:

@@ -15,7 +15,7 @@ from torch import nn
 
 from piper.errors import WeightsError
 from piper.frontend.laid_out import InexpressibleError, LaidOut
-from piper.stored.pieces import Stored
+from piper.stored.stored_pieces import Stored
 
 
 def is_pretrained(model: nn.Module) -> bool:

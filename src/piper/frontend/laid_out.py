@@ -10,7 +10,7 @@ import torch
 
 from piper.plan.holdings import Box
 from piper.stored.boxes import overlap, row_major, within
-from piper.stored.pieces import Piece, StoredTensor
+from piper.stored.stored_pieces import Piece, StoredTensor
 
 
 class InexpressibleError(Exception):

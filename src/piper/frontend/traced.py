@@ -15,7 +15,7 @@ from piper.frontend.capture.random_ops import copy_keyed, first_place, random_in
 from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.capture.statistics import synced_norm
 from piper.frontend.cut.chunks import cut
-from piper.frontend.cut.pieces import cut_pieces
+from piper.frontend.cut.finer_chunks import cut_pieces
 from piper.frontend.cut.regions import assign_regions, free_code
 from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.cut.state_homes import state_homes

@@ -13,7 +13,7 @@ from piper.errors import FileError
 from piper.files import PLAN_LIMIT, excess, read_bytes
 from piper.ir.history import history_as_code
 from piper.plan.types import ParamGroup, Plan
-from piper.stored.pieces import Piece, Stored, StoredState, StoredTensor
+from piper.stored.stored_pieces import Piece, Stored, StoredState, StoredTensor
 
 FORMAT = 1
 NAME = "piper.json"

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from piper.errors import WeightsError
 from piper.ir.tensor_type import TensorType
-from piper.stored.pieces import Stored, StoredTensor
+from piper.stored.stored_pieces import Stored, StoredTensor
 
 _SHOWN = 4  # names of a list
 

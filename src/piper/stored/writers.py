@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Collection, Iterable
+from itertools import chain, pairwise
 from typing import Literal
 from urllib.parse import unquote
 
@@ -43,12 +43,27 @@ class Entry(msgspec.Struct, frozen=True):
         return ".".join(self.path)
 
 
-def entries_by_rank(plan: Plan) -> list[list[Entry]]:
-    """What each rank writes. Of ranks that hold the same elements, the one that writes least so far."""
+def is_held_by(plan: Plan, ranks: Collection[int]) -> bool:
+    """Whether these ranks together hold all that all ranks hold."""
+    return _sizes(entries_by_rank(plan, ranks)) == _sizes(entries_by_rank(plan))
+
+
+def _sizes(entries: Iterable[Iterable[Entry]]) -> dict[str, int]:
+    """Elements of each tensor; those that have a shape of their own count as one."""
+    found: dict[str, int] = defaultdict(int)
+    for entry in chain.from_iterable(entries):
+        found[entry.name] += 1 if entry.whole else entry.last - entry.first
+    return found
+
+
+def entries_by_rank(plan: Plan, ranks: Collection[int] | None = None) -> list[list[Entry]]:
+    """What each rank writes. Of ranks that hold the same elements, the one that writes least so far.
+    With `ranks` these alone write, as far as they can."""
+    able = range(plan.mesh.size) if ranks is None else sorted(ranks)
     trained = {name for bucket in plan.buckets if bucket.trained for name in bucket.params}
     holders: dict[tuple[Section, str, str], list[tuple[int, int, Holding]]] = defaultdict(list)
     held_names: set[str] = set()
-    for rank in range(plan.mesh.size):
+    for rank in able:
         for number, held in enumerate(holdings(plan, rank)):
             held_names.add(held.tensor)
             section = _section(held, trained)
@@ -66,7 +81,7 @@ def entries_by_rank(plan: Plan) -> list[list[Entry]]:
     for turn, name in enumerate(sorted(set(plan.tensors) - held_names)):
         shape = plan.tensors[name].shape
         box = Box((0,) * len(shape), shape)
-        found[turn % len(found)].append(
+        found[able[turn % len(able)]].append(
             Entry("model", name, "", -1, box, 0, box.num_elements, whole=True)
         )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -48,9 +49,17 @@ def check_again(data: Any) -> None:
     check_data(data)
     if not callable(data) and iter(data) is data:
         raise RunError(
-            "the data to evaluate can be read only once",
+            "the data can be read only once",
             legal="a list or DataLoader of global batches, or a function data(share)",
         )
+
+
+def rewinding(data: Any) -> Callable[[], None]:
+    """What takes a loader that knows where it stands back to where it stands now."""
+    if not is_stateful(data):
+        return lambda: None
+    state = copy.deepcopy(data.state_dict())
+    return lambda: data.load_state_dict(copy.deepcopy(state))
 
 
 class MadeBatches:

@@ -23,14 +23,16 @@ from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.callbacks import Callbacks
-from piper.training.checkpoints import (
+from piper.training.checkpointing import (
     Checkpoints,
     check_settings,
     heeding_termination,
     newest,
     progress_of,
+    surviving,
 )
-from piper.training.data import Batches, check_again, check_data, check_policy
+from piper.training.data import Batches, check_again, check_data, check_policy, rewinding
+from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
 from piper.training.lr import LearningRate
 from piper.training.meter import Meter, unit_of
@@ -42,7 +44,7 @@ _REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
 
 
 def train(
-    job: Job | Run,
+    job: Job | Run | Elastic,
     data: Any,
     *,
     steps: int | None,
@@ -79,30 +81,52 @@ def train(
     next sample, in all `steps` steps.
     In the folder `checkpoint` the run is saved every `checkpoint_every` steps, beside the coming ones,
     at the end, and when the process is asked to end (SIGTERM); the latest `keep` stay, or all. With
-    `resume` it goes on from the latest one there, whatever strategy that was saved under.
+    `resume` it goes on from the latest one there, whatever strategy that was saved under. Of an Elastic
+    it goes on, with the ranks that are left, when some are lost.
     """
     _check(steps, evaluate, evaluate_every)
     check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
     policy = ReadPolicy(read_again, skip_unreadable)
     check_policy(data, policy)
-    told = Callbacks(callbacks, silent=not _speaks(job, launch))
-    try:
-        before = checkpoint if resume else None
-        with _opened(job, launch, log, launch_options, before) as (run, lines):
-            begun = start or progress_of(run)
-            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
-            if checkpoint is None:
-                return loop.train(data, evaluate, evaluate_every)
-            every = checkpoint_every or 0
-            saver = Checkpoints(
-                run, lines, checkpoint, every=every, keep=keep, progress=loop.progress, told=told
-            )
-            with heeding_termination(run) as asked_to_end:
-                return loop.train(data, evaluate, evaluate_every, saver, asked_to_end)
-    except BaseException as error:
-        told.fail(error)
-        raise
+
+    def once(job: Job | Run, attempt: Attempt | None) -> Training:
+        told = Callbacks(callbacks, silent=not _speaks(job, launch))
+        try:
+            before = checkpoint if resume or attempt else None
+            with _opened(job, launch, log, launch_options, before) as (run, lines):
+                begun = start or progress_of(run)
+                loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
+                if checkpoint is None:
+                    return loop.train(data, evaluate, evaluate_every)
+                every = checkpoint_every or 0
+                saver = Checkpoints(
+                    run,
+                    lines,
+                    checkpoint,
+                    every=every,
+                    keep=keep,
+                    progress=loop.progress,
+                    told=told,
+                )
+                with heeding_termination(run) as asked_to_end, surviving(saver, attempt):
+                    return loop.train(data, evaluate, evaluate_every, saver, asked_to_end, attempt)
+        except BaseException as error:
+            told.fail(error)
+            raise
+
+    if not isinstance(job, Elastic):
+        return once(job, None)
+    if checkpoint is None:
+        raise RunError("an Elastic without checkpoints", legal='checkpoint="DIR"')
+    check_again(data)
+    rewind = rewinding(data)
+
+    def again(attempt: Attempt) -> Training:
+        rewind()
+        return once(attempt.job, attempt)
+
+    return attempts(job, again)
 
 
 class _Loop:
@@ -158,8 +182,10 @@ class _Loop:
         evaluate_every: int,
         saver: Checkpoints | None = None,
         asked_to_end: Callable[[], bool] = lambda: False,
+        attempt: Attempt | None = None,
     ) -> Training:
-        """All steps that are left, or those until the process is asked to end."""
+        """All steps that are left, or those until the process is asked to end, or could have more
+        ranks."""
         if evaluate is not None:
             _prepare_evaluation(self.run, evaluate)
         self.callbacks.tell("on_start", self._facts())
@@ -168,8 +194,12 @@ class _Loop:
             self.step(batch)
             if evaluate_every and self.done % evaluate_every == 0:
                 self.evaluate(evaluate)
-            if saver:
-                saver.after_step()
+            if attempt and (text := attempt.stepped()):
+                self.lines.note(text)
+            if saver and saver.after_step() and attempt and attempt.wants_more():
+                saver.end()
+                self.lines.note(f"more ranks are there: launched again after step {self.done}")
+                return self.training
             if asked_to_end():
                 self.training.stopped = True
                 break
@@ -202,17 +232,18 @@ class _Loop:
             "unit": self.meter.unit,
         }
 
-    def progress(self) -> Progress:
-        """What another loop needs to go on from here; under torchrun every rank asks."""
+    def progress(self, *, states: bool = True) -> Progress:
+        """What another loop needs to go on from here; under torchrun every rank asks. Without the
+        `states` of loaders no rank is asked."""
         return Progress(
-            position=self.position(),
+            position=self.position(states=states),
             schedule=encoded(self.rate.state_dict()) if self.scheduled else None,
             records=tuple(self.training.records),
             seconds=self.seconds,
         )
 
-    def position(self) -> Position:
-        return self.batches.position() if self.batches else self.start.position
+    def position(self, *, states: bool = True) -> Position:
+        return self.batches.position(states=states) if self.batches else self.start.position
 
     @property
     def seconds(self) -> float:

@@ -104,7 +104,7 @@ class _OfDriver:
         except Unreadable as failure:
             return failure
         finally:
-            self.faults.retried += reader.retried
+            self.faults.retried += reader.retried()
 
     def states(self) -> tuple[bool, list[dict[str, Any] | None]]:
         return self.whole, [reader.state() for reader in self.readers]
@@ -163,7 +163,7 @@ class _OfThisRank:
         while True:
             status, batch, failure = self._read()
             mark = self.reader.mark() if self.reader else self.mark
-            retried = self.reader.retried if self.reader else 0
+            retried = self.reader.retried() if self.reader else 0
             epoch = -1 if mark.epoch is None else mark.epoch
             numbers = (mark.samples, epoch, mark.sample, int(mark.mixed))
             answers = self.pool.agree(status, retried, int(self.whole), *numbers)

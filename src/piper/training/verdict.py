@@ -38,13 +38,18 @@ class Oracle:
     """
 
     def __init__(
-        self, program: Program, batches: Sequence[Any], optimizer: Optimizer | Factory = ADAMW
+        self,
+        program: Program,
+        batches: Sequence[Any],
+        optimizer: Optimizer | Factory = ADAMW,
+        *,
+        weights: Any = None,
     ) -> None:
         dtype = narrowest(capture_of(program)) or torch.float64
         eps = torch.finfo(dtype).eps
         self.dtype = str(dtype).removeprefix("torch.")
         self.bounds = bounds_of(eps)
-        self.job = program.lower(optimizer=optimizer)
+        self.job = program.lower(optimizer=optimizer, weights=weights)
         self.batches = batches
         self.reference = train_one_device(self.job, batches)
         self.explained = rounding(self.job, batches, self.reference, eps=eps)
@@ -88,13 +93,16 @@ def verify(
     batches: Sequence[Any],
     optimizer: Optimizer | Factory = ADAMW,
     *,
+    weights: Any = None,
     launch: str = "loopback",
     **options: Any,
 ) -> Verdict:
-    """Train a program in float64, and its module on one device, with a step a batch, and compare."""
+    """Train a program in float64, and its module on one device, with a step a batch, and compare.
+
+    Both start from `weights`, as `lower` takes them, or from the same initial values."""
 
     def measured(program: Program) -> Measured:
-        oracle = Oracle(program, batches, optimizer)
+        oracle = Oracle(program, batches, optimizer, weights=weights)
         with oracle.job.launch(launch, **options) as run:
             return Measured(oracle.errors_of(run), oracle)
 

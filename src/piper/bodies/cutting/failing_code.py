@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from piper.bodies.captured_nodes import source_of
-from piper.bodies.checkpoints import CheckpointedRun
+from piper.bodies.checkpoint_regions import CheckpointedRun
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.cutting.joint import fake_inputs, on_device
 from piper.bodies.failed_node import FailedNode, name_of, reason_of

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from piper.bodies.checkpoints import CheckpointedRun
+from piper.bodies.checkpoint_regions import CheckpointedRun
 from piper.bodies.chunk_code import ChunkCode, dtype_name
 from piper.bodies.cutting.linalg_checks import unordered_checks
 from piper.bodies.cutting.rnn_dropout import dropout_between_layers

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from piper.bodies.checkpoints import is_saved_by_policy, region_of
+from piper.bodies.checkpoint_regions import is_saved_by_policy, region_of
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,55 @@ _LEGAL = "a file that torch.save wrote, of tensors in dicts and lists"
 def torch_content(path: str) -> Any:
     """What `torch.load` makes of a file, with fake tensors: no tensor's bytes are read."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        return _content(path, path)
+    except FileNotFoundError:
+        raise FileError(f"there is no file {path}") from None
+
+
+def torch_part(path: str, offset: int, length: int) -> Any:
+    """The same of what `torch.save` wrote into a part of a file."""
+    try:
+        with open(path, "rb") as file:
+            return _content(_Part(file, offset, length), path)
+    except OSError as problem:
+        raise FileError(f"{path} cannot be read: {problem.strerror or problem}") from None
+
+
+class _Part(io.RawIOBase):
+    """Some bytes of a file as if they were all of one."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self.file, self.offset, self.length, self.at = file, offset, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self.at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.length}[whence]
+        return self.at
+
+    def readinto(self, into: Any, /) -> int:
+        self.file.seek(self.offset + self.at)
+        data = self.file.read(max(0, min(len(into), self.length - self.at)))
+        into[: len(data)] = data
+        self.at += len(data)
+        return len(data)
+
+
+def _content(file: Any, path: str) -> Any:
+    try:
+        with zipfile.ZipFile(file) as archive:
             packed = [entry.filename for entry in archive.infolist() if entry.compress_type]
             orders = [name for name in archive.namelist() if name.endswith("/byteorder")]
             little = all(archive.read(name) == b"little" for name in orders)
     except FileNotFoundError:
-        raise FileError(f"there is no file {path}") from None
+        raise
     except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as problem:
         raise FileError(
             f"{path} is no file of torch.save's present form: {problem}",
@@ -32,22 +76,26 @@ def torch_content(path: str) -> Any:
     if packed or not little:
         what = f"{packed[0]} in it is compressed" if packed else "its numbers are big-endian"
         raise FileError(f"{path} cannot be read in parts: {what}", legal=_LEGAL)
+    if not isinstance(file, str):
+        file.seek(0)
     try:
         with FakeTensorMode():
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as problem:  # whatever torch says of files that hold more than tensors
         reason = str(problem).partition("\n")[0][:300]
         raise FileError(f"{path} cannot be read: {reason}", legal=_LEGAL) from None
 
 
-def place_of(tensor: Tensor, name: str, path: str) -> int:
-    """The byte of the file where a tensor's first element lies; all others must be in the file, too."""
+def place_of(tensor: Tensor, name: str, path: str, *, offset: int = 0) -> int:
+    """The byte of the file where a tensor's first element lies; all others must be in the file, too.
+    What `torch.save` wrote begins at `offset`."""
     begin = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     last = tensor.storage_offset() + sum((num - 1) * stride for num, stride in strides)
     size = tensor.element_size()
     if begin is None or tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
         raise FileError(f"{name} in {path} is no plain tensor", legal=_LEGAL)
+    begin += offset
     end = begin + (last + 1) * size if tensor.numel() else begin
     if (last + 1) * size > tensor.untyped_storage().nbytes() or end > os.path.getsize(path):
         raise FileError(f"{path} ends before {name} does", legal="a whole file")

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from piper.bodies.captured_nodes import source_of, value_of
-from piper.bodies.checkpoints import set_region
+from piper.bodies.checkpoint_regions import set_region
 from piper.errors import TraceError
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint

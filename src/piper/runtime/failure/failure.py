@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from piper.errors import OutOfMemory, RunError
+from piper.errors import OutOfMemory, RankLost, RunError
 from piper.ir.form.byte_sizes import show_size
 from piper.plan.types import Plan
 from piper.runtime.failure.board import Where
@@ -33,6 +33,12 @@ class Failure(Exception):
     facts: dict[str, Any] = field(default_factory=dict)
     board: Sequence[Where] = ()
     others: Sequence[Failure] = ()
+    survivors: Sequence[int] = ()
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether others could do what the rank did: it raised nothing of its own."""
+        return self.kind != "error" or "CUDA error" in self.facts.get("error", "")
 
 
 def first_cause(failures: Sequence[Failure], board: Sequence[Where]) -> Failure:
@@ -62,9 +68,14 @@ def as_error(failure: Failure, plans: Mapping[str, Plan]) -> RunError:
     known = {f.rank: _what(f, None) + _reason(f) for f in failure.others if f.kind != "lost"}
     details = story.others(ranks, known) if story else []
     memory = failure.facts.get("memory")
+    error: RunError
     if memory is None:
         slow = failure.kind == "hangs" and "data" in failure.facts
-        error = RunError(message, details=details, legal=_SOONER if slow else None)
+        if failure.is_loss and not slow:
+            lost = [r for r in ranks if r >= 0]
+            error = RankLost(message, details=details, ranks=lost, survivors=failure.survivors)
+        else:
+            error = RunError(message, details=details, legal=_SOONER if slow else None)
     else:
         held = [f"it holds {_sizes(memory['held'])}"] if memory["held"] else []
         largest = [f"{show_size(n)} {use}: {name}" for name, n, use in memory["largest"]]

@@ -51,6 +51,7 @@ class LocalPool:
         self.device = device
         self.timeout = timeout
         self.report = report or (lambda rank, text: None)
+        self.spares = False  # whether other ranks live on when one is lost
         self.processes: list[WorkerProcess] = []
         self.connections: list[Connection] = []
         devices = devices_of(num_ranks, device, ranks_per_gpu)
@@ -120,9 +121,24 @@ class LocalPool:
             for rank, payload in enumerate(payloads):
                 self._send(rank, command, payload)
             return self._collect(command)
+        except Failure as failure:
+            if not (self.spares and failure.is_loss):
+                self.close(kill=True)
+            raise
         except BaseException:
             self.close(kill=True)
             raise
+
+    def ask(self, command: str, payloads: Mapping[int, Any]) -> dict[int, Any]:
+        """What ranks answer that a failure has left, of those that do within the time."""
+        for rank, payload in payloads.items():
+            self._send(rank, command, payload)
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + self.timeout
+        while len(answers) < len(payloads) and time.monotonic() < deadline:
+            for rank in self._ready({r: None for r in self.ranks if r not in payloads} | answers):
+                answers[rank] = self._answer(rank, command)
+        return {rank: found for rank, (status, found) in answers.items() if status == "ok"}
 
     def _send(self, rank: int, command: str, payload: Any) -> None:
         try:
@@ -150,7 +166,9 @@ class LocalPool:
                 failures.append(Failure("hangs", -1, {**facts, "command": command}))
                 break
         if failures:
-            raise first_cause(failures, self.board.snapshot())
+            cause = first_cause(failures, self.board.snapshot())
+            cause.survivors = survivors_of(answers, failures)
+            raise cause
         return [answers[rank] for rank in range(self.num_ranks)]
 
     def _ready(self, answers: Mapping[int, Any]) -> list[int]:
@@ -206,6 +224,12 @@ class LocalPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def survivors_of(answers: Mapping[int, Any], failures: Sequence[Failure]) -> list[int]:
+    """Ranks that answered, if only that they had lost others."""
+    gone = {failure.rank for failure in failures if failure.kind != "lost"}
+    return sorted(rank for rank in answers if rank not in gone)
 
 
 def _socket_pair(timeout: float) -> tuple[socket.socket, socket.socket]:

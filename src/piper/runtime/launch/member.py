@@ -32,7 +32,7 @@ from piper.runtime.worker.heap import keep_memory
 from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.worker import Worker
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 from piper.stored.weight_files import Place
 from piper.stored.writers import Entry
 
@@ -148,7 +148,7 @@ class Member:
             function, num = function_of(payload["function"]), plan.num_data_ranks
             policy = payload["policy"]
             reader = Reader(function, plan, rank=rank, num_ranks=num, mark=mark, policy=policy)
-            reader.open()
+            reader.begin()
         self.readers[payload["name"]] = reader
 
     def fetch(self, name: str) -> Fetched | None:
@@ -193,6 +193,10 @@ class Member:
     def saved(self, _: object = None) -> dict[str, Any] | None:
         """What was written where; None as long as it is being written."""
         return self.writing.result() if self.writing else None
+
+    def settled(self, _: object = None) -> int | None:
+        """How many steps this rank has done all of; None if none of them changes what it holds."""
+        return self.workers["train"].settled_steps()
 
     def write_weights(self, payload: Mapping[str, Any]) -> str:
         """Write this rank's part of the weights into files that are there; why it cannot, or nothing."""

@@ -23,9 +23,11 @@ from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.state.given import Giver, elsewhere
 from piper.runtime.worker.weights import elements_of
 from piper.runtime.worker.worker import Worker
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 from piper.stored.weight_files import Place
 from piper.stored.writers import Entry
+
+Ranks = Sequence[int] | None  # those that a failure has left; None while there was none
 
 
 class PoolRun:
@@ -91,7 +93,8 @@ class PoolRun:
             return self.pool.call(command, payloads)
         except Failure as failure:
             self.failed = True
-            self.close()
+            if not (failure.survivors and self.spares):
+                self.close()
             if command in ("read", "fetch"):
                 name = payloads[0] if command == "fetch" else payloads[0]["name"]
                 failure.facts["data"] = self._data[name]
@@ -133,12 +136,12 @@ class PoolRun:
             return [payload] * len(ranks)
         if not self.pool.sends:
             return [{**payload, "memory": self.in_memory}] * len(ranks)
-        giver = Giver(self.stored, self.in_memory)
+        giver = Giver(plan, self.stored, self.in_memory)
         if first:
-            return [{**payload, "given": giver.to(plan, rank)} for rank in ranks]
+            return [{**payload, "given": giver.all_of(rank)} for rank in ranks]
         known = ({held.tensor for held in holdings(self.plan, rank)} for rank in ranks)
         pairs = zip(ranks, known, strict=True)
-        return [{**payload, "given": giver.more(plan, rank, known=k)} for rank, k in pairs]
+        return [{**payload, "given": giver.without(rank, known=k)} for rank, k in pairs]
 
     def step(
         self,
@@ -251,19 +254,48 @@ class PoolRun:
     def take_back(self) -> None:
         self.call("take_back")
 
-    def save(self, entries: Sequence[Sequence[Entry]], folder: str) -> list[float]:
-        """Have every rank write its entries into a folder, beside the work; seconds that each took to
-        begin."""
-        payloads = [
-            {"entries": msgspec.json.encode(entries[rank]), "folder": folder}
-            for rank in self.pool.ranks
-        ]
-        return self._call("save", payloads)
+    @property
+    def spares(self) -> bool:
+        """Whether ranks live on when another one is lost."""
+        return bool(getattr(self.pool, "spares", False))
 
-    def saved(self) -> list[dict[str, Any]] | None:
-        """What all ranks have written; None as long as one is not done."""
-        answers = self.call("saved")
+    def spare_survivors(self) -> None:
+        """From now on, where the pool can."""
+        pool: Any = self.pool
+        if hasattr(pool, "spares"):
+            pool.spares = True
+
+    def save(
+        self, entries: Sequence[Sequence[Entry]], folder: str, ranks: Ranks = None
+    ) -> list[Any]:
+        """Have every rank, or those that are left, write its entries into a folder, beside the work;
+        seconds that each took to begin."""
+        payloads = {
+            rank: {"entries": msgspec.json.encode(entries[rank]), "folder": folder}
+            for rank in (self.pool.ranks if ranks is None else ranks)
+        }
+        return self._told("save", payloads, ranks)
+
+    def saved(self, ranks: Ranks = None) -> list[dict[str, Any]] | None:
+        """What they have written; None as long as one is not done."""
+        payloads = dict.fromkeys(self.pool.ranks if ranks is None else ranks)
+        answers = self._told("saved", payloads, ranks)
         return None if any(answer is None for answer in answers) else answers
+
+    def settled_steps(self, ranks: Sequence[int]) -> set[int | None]:
+        """How many steps those that are left have done all of; -1 in the middle of one's changes."""
+        return set(self._told("settled", dict.fromkeys(ranks), ranks))
+
+    def _told(self, command: str, payloads: Mapping[int, Any], ranks: Ranks) -> list[Any]:
+        """What every rank answers, or those that are left of a failure."""
+        if ranks is None:
+            return self._call(command, list(payloads.values()))
+        pool: Any = self.pool
+        answers: dict[int, Any] = pool.ask(command, payloads)
+        if len(answers) < len(payloads):
+            missing = sorted(set(payloads) - set(answers))
+            raise RunError(f"{_ranks(missing)} did not answer either")
+        return [answers[rank] for rank in payloads]
 
     def write_weights(
         self, entries: Sequence[Sequence[Entry]], places: Mapping[str, Place], folder: str

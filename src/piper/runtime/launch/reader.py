@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -18,6 +18,7 @@ from piper.runtime.launch.marks import Mark, decoded, encoded, is_stateful
 from piper.runtime.launch.read_faults import ReadPolicy, Unreadable, pause
 from piper.runtime.launch.shares import Share, checked_leaves, shapes_of
 
+T = TypeVar("T")
 Make = Callable[[Share], Iterable[Any]]
 Measure = Callable[[Any], Shapes]  # the shapes of the global batch that a batch belongs to
 
@@ -57,7 +58,7 @@ class Reader:
         self.number = 0
         self.measure = measure or self._measured
         self.policy = policy or ReadPolicy()
-        self.retried = 0  # with the last batch
+        self._retried = 0
         self._mark = mark or Mark()
         self._samples = self._mark.samples
         self._rows = _num_rows(plan.batch_shapes)  # of the last global batch
@@ -92,25 +93,42 @@ class Reader:
         epochs = Epochs(seed=self.plan.seed, epoch=at[0], sample=at[1])
         return Share(self.rank, self.num_ranks, self.plan.seed, mark.samples, epochs=epochs)
 
+    def begin(self) -> None:
+        """Call what makes the batches before the first of them is asked for."""
+        self._trying(self.open)
+
     def read(self) -> tuple[Any, Shapes]:
         """The next batch and the shapes of the global one; StopIteration at the data's end. What cannot
         be read is tried again, from the same sample on, then left behind."""
-        self.retried = 0
+        try:
+            return self._trying(self._read)
+        except (StopIteration, PiperError):
+            raise
+        except Exception as failure:
+            if not self.policy.skip:
+                raise
+            self._reopen(self._behind(failure))
+            raise Unreadable(_reason(failure)) from failure
+
+    def _trying(self, action: Callable[[], T]) -> T:
+        attempt = 0
         while True:
             try:
-                return self._read()
+                return action()
             except (StopIteration, PiperError):
                 raise
-            except Exception as failure:
-                if self.retried < self.policy.again:
-                    time.sleep(pause(self.retried))
-                    self.retried += 1
-                    self._reopen(msgspec.structs.replace(self.mark(), state=self._state_before))
-                elif self.policy.skip:
-                    self._reopen(self._behind(failure))
-                    raise Unreadable(f"{type(failure).__name__}: {failure}") from failure
-                else:
+            except Exception:
+                if attempt == self.policy.again:
                     raise
+                time.sleep(pause(attempt))
+                attempt += 1
+                self._retried += 1
+                self._reopen(msgspec.structs.replace(self.mark(), state=self._state_before))
+
+    def retried(self) -> int:
+        """How often something was tried again since this was asked last."""
+        num, self._retried = self._retried, 0
+        return num
 
     def _read(self) -> tuple[Any, Shapes]:
         batches = self.open()
@@ -138,7 +156,7 @@ class Reader:
         at = epochs.behind_next() if epochs.used else (None, 0)
         if self._by_state or self._mark.mixed or epochs.mixed or not self._share.begins or not at:
             raise RunError(
-                f"{type(failure).__name__}: {failure}; this data cannot be read on behind it",
+                f"{_reason(failure)}; this data cannot be read on behind it",
                 legal="share.of(loader), or a data function that begins at share.start",
             ) from failure
         return Mark(samples=samples, epoch=at[0], sample=at[1])
@@ -188,11 +206,11 @@ class Reader:
         try:
             batch, shapes = self.read()
         except StopIteration:
-            return Fetched((), self.mark(), self.retried)
+            return Fetched((), self.mark(), self.retried())
         except Unreadable as failure:
-            return Fetched((), self.mark(), self.retried, str(failure))
+            return Fetched((), self.mark(), self.retried(), str(failure))
         self._next = batch_leaves(batch)
-        return Fetched(shapes, self.mark(), self.retried)
+        return Fetched(shapes, self.mark(), self.retried())
 
     def take(self) -> dict[str, Tensor]:
         """The batch that was fetched last."""
@@ -214,6 +232,12 @@ class Reader:
 
 
 _END = object()
+
+
+def _reason(failure: Exception) -> str:
+    """An error in one line: that of a DataLoader's process ends with what was raised there."""
+    lines = str(failure).strip().splitlines() or [""]
+    return lines[-1] if len(lines) > 1 else f"{type(failure).__name__}: {lines[0]}"
 
 
 def _num_rows(shapes: Shapes) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from piper.errors import FileError
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.pieces import Stored, StoredState
+from piper.stored.stored_pieces import Stored, StoredState
 
 
 def audit(state: StoredState) -> list[str]:

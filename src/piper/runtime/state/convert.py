@@ -11,7 +11,7 @@ from torch import Tensor
 
 from piper.errors import FileError
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.pieces import Stored, StoredState
+from piper.stored.stored_pieces import Stored, StoredState
 
 
 def convert(state: StoredState, path: str | os.PathLike[str]) -> int:

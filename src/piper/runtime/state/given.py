@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from piper.plan.holdings import holdings
 from piper.plan.types import Plan
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.pieces import StoredState
-from piper.stored.writers import entries_by_rank
+from piper.stored.stored_pieces import StoredState
+from piper.stored.writers import Entry, entries_by_rank
 
 
 class Given(NamedTuple):
@@ -40,27 +41,32 @@ def elsewhere(stored: StoredState) -> StoredState:
 
 
 class Giver:
-    """Cuts tensors in memory for the ranks of plans."""
+    """Cuts tensors in memory for the ranks of a plan."""
 
-    def __init__(self, stored: StoredState, memory: Mapping[str, Tensor]) -> None:
+    def __init__(self, plan: Plan, stored: StoredState, memory: Mapping[str, Tensor]) -> None:
+        self.plan = plan
         self.names = in_memory(stored)
         self.reader = PieceReader(stored.model, memory)
 
-    def to(self, plan: Plan, rank: int) -> Given:
+    def all_of(self, rank: int) -> Given:
         """What a rank holds of them, and those that no rank holds but this one writes."""
-        given = self.more(plan, rank, known=())
-        for entry in entries_by_rank(plan)[rank]:
+        given = self.without(rank, known=())
+        for entry in self._entries[rank]:
             name = unquote(entry.tensor)
             if entry.holding < 0 and name in self.names:
                 given.elements[entry.tensor] = self.reader.tensor(name).flatten()
         return given
 
-    def more(self, plan: Plan, rank: int, *, known: Collection[str]) -> Given:
+    def without(self, rank: int, *, known: Collection[str]) -> Given:
         """What a rank holds of them, without tensors that it knows."""
-        held = [one for one in holdings(plan, rank) if one.what in ("param", "buffer")]
+        held = [one for one in holdings(self.plan, rank) if one.what in ("param", "buffer")]
         elements = {
             one.key: self.reader.elements(unquote(one.tensor), one.box, one.first, one.last)
             for one in held
             if unquote(one.tensor) in self.names and one.tensor not in known
         }
         return Given(self.names, elements)
+
+    @cached_property
+    def _entries(self) -> list[list[Entry]]:
+        return entries_by_rank(self.plan)

@@ -22,7 +22,7 @@ from piper.stored.boxes import (
     whole,
     within,
 )
-from piper.stored.pieces import Piece, Stored, StoredTensor
+from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
 
 class PieceReader:
@@ -65,11 +65,13 @@ class PieceReader:
 
     def read(self, file: str, offset: int, length: int) -> bytearray:
         """Bytes of a file, which must be there."""
-        data = bytearray(length)
-        view, done = memoryview(data), 0
+        done = 0
         try:
             number = os.open(file, os.O_RDONLY)
             try:
+                size = os.fstat(number).st_size
+                data = bytearray(min(length, max(size - offset, 0) + 1))  # a false length is found
+                view = memoryview(data)
                 while done < length:
                     num = os.preadv(number, [view[done:]], offset + done)
                     if not num:

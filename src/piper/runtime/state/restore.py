@@ -12,7 +12,7 @@ from torch import Tensor
 from piper.errors import FileError
 from piper.plan.holdings import Holding
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.pieces import Stored, StoredState
+from piper.stored.stored_pieces import Stored, StoredState
 
 if TYPE_CHECKING:
     from piper.runtime.worker.update import Piece, Updater
@@ -48,7 +48,7 @@ class _Updater:
             if one.what == "average":
                 _, place = self.worker.stepping(one.slot)
                 self._put(averages[place], 0, one, self._values(self.stored.averages, one))
-        self.updater.restore(states, averages)
+        self.updater.restore(states, averages, self.stored.steps)
 
     def _state(self, number: int, held: Iterable[Holding]) -> dict[str, Tensor]:
         """What is kept for one piece: of all parameters that lie in it, side by side."""

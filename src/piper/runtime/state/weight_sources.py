@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from torch import Tensor, nn
 
-from piper.bodies.files.torch_zip import place_of, torch_content
+from piper.bodies.files.torch_zip import place_of, torch_content, torch_part
 from piper.errors import FileError
 from piper.files import read_start
 from piper.runtime.state.dcp_index import dcp_index
 from piper.stored.boxes import row_major, whole
-from piper.stored.pieces import Piece, Stored, StoredTensor
 from piper.stored.safetensors_index import chosen, file_index, files_of
+from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
 NESTS = ("model", "state_dict", "model_state_dict", "module")  # keys that weights may lie under
 FOLDER = (  # what a folder may have, the first counts; Hugging Face's names
@@ -25,6 +26,7 @@ FOLDER = (  # what a folder may have, the first counts; Hugging Face's names
     "pytorch_model.bin.index.json",
     ".metadata",
 )
+SMALL = 16 << 10  # bytes of a piece that is read as a whole
 LEGAL = "a state_dict, a .safetensors or torch.save file, or a folder with " + ", ".join(FOLDER)
 
 
@@ -122,7 +124,29 @@ def _dcp(folder: str) -> Stored:
         if inside and () not in inside:
             found = inside
             break
-    return {".".join(map(str, path)): tensor for path, tensor in found.items()}
+    named = {".".join(map(str, path)): tensor for path, tensor in found.items()}
+    return {name: _in_parts(name, tensor) for name, tensor in named.items()}
+
+
+def _in_parts(name: str, tensor: StoredTensor) -> StoredTensor:
+    """The same with pieces of which a part can be read, where they are worth it."""
+    pieces = [_plain(name, tensor, p) if p.length > SMALL else p for p in tensor.pieces]
+    return msgspec.structs.replace(tensor, pieces=tuple(pieces))
+
+
+def _plain(name: str, tensor: StoredTensor, piece: Piece) -> Piece:
+    """Where the elements lie in what `torch.save` wrote."""
+    saved = torch_part(piece.file, piece.offset, piece.length)
+    same = isinstance(saved, Tensor) and (_dtype(saved), saved.shape) == (
+        tensor.dtype,
+        piece.box.size,
+    )
+    if not same:
+        raise FileError(f"{piece.file} holds something else than {name} at byte {piece.offset}")
+    offset = place_of(saved, name, piece.file, offset=piece.offset)
+    strides = None if saved.is_contiguous() else tuple(saved.stride())
+    length = saved.numel() * saved.element_size()
+    return Piece(piece.box, piece.file, offset, length, strides=strides)
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from piper.plan.holdings import Box
 from piper.stored.boxes import boxes_in
-from piper.stored.pieces import Piece, StoredTensor
+from piper.stored.stored_pieces import Piece, StoredTensor
 from piper.stored.writers import Entry
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ class Updater:
         self.spoils = any(groups[number].options.get("nesterov") for number in self.optimizers)
         self.averages: list[Tensor] = []
         self.ema: float | None = None
+        self.taken = 0  # steps, all of them
         self._begun = False
         self._before: list[tuple[Tensor, Tensor]] | None = None
         self._state: list[dict[Any, dict[str, Any]]] = []
@@ -75,6 +76,7 @@ class Updater:
 
     def average(self) -> None:
         """After a step: as torch.optim.swa_utils.AveragedModel does; the first one is copied."""
+        self.taken += 1
         if self.ema is None:
             return
         if self._begun:
@@ -102,8 +104,16 @@ class Updater:
                 return self.optimizers[piece.group].state.get(param, {}), piece.begin
         raise RunError(f"nobody steps element {element}")
 
-    def restore(self, states: Sequence[Mapping[str, Tensor]], averages: Sequence[Tensor]) -> None:
-        """Go on from a step that was saved: what was kept for each piece, and the moving averages."""
+    @property
+    def unsettled(self) -> bool:
+        """Whether a step may yet be taken again."""
+        return self._before is not None
+
+    def restore(
+        self, states: Sequence[Mapping[str, Tensor]], averages: Sequence[Tensor], steps: int
+    ) -> None:
+        """Go on after so many steps: what was kept for each piece, and the moving averages."""
+        self.taken = steps
         for number, optimizer in self.optimizers.items():
             mine = [s for s, p in zip(states, self.pieces, strict=True) if p.group == number]
             groups = optimizer.state_dict()["param_groups"]

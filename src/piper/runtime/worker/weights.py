@@ -15,7 +15,7 @@ from piper.plan.holdings import Holding
 from piper.plan.types import ModelTensor, Plan
 from piper.runtime.state.given import NOTHING, Given
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 
 
 class Weights:

@@ -30,7 +30,7 @@ from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
-from piper.stored.pieces import StoredState
+from piper.stored.stored_pieces import StoredState
 
 
 class Worker:
@@ -82,6 +82,8 @@ class Worker:
         self._targets = [  # per task, what it fills if it communicates
             (t.target,) if isinstance(t, Comm) and t.facts.leaves else () for t in self.me.tasks
         ]
+        self.finished = stored.steps if stored else 0  # how many steps have ended
+        self.folded = 0  # the number of the last step that has changed a buffer, from 1 on
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
             self.weights = Weights(plan, bodies, stored, memory, given)
@@ -121,9 +123,10 @@ class Worker:
 
     def _fill(self, index: int, value: Tensor) -> None:
         """A tensor of the model; what a narrower dtype loses of it is kept for masters."""
-        dtype = getattr(torch, self.me.slots[index].dtype)
+        name = self.me.slots[index].dtype
+        dtype = getattr(torch, name)
         self._set(index, value.to(self.device, dtype))
-        if value.dtype != dtype:
+        if value.dtype != dtype and accumulation_dtype(name) != name:
             self._wide[index] = value
 
     def wide_of(self, index: int) -> Tensor | None:
@@ -218,7 +221,22 @@ class Worker:
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()
-            return self.results()
+            found = self.results()
+        self.finished = self.steps.begun
+        return found
+
+    def settled_steps(self) -> int | None:
+        """How many steps have changed all that they change of what this rank holds; -1 in the middle of
+        that, None where there is nothing."""
+        found = {updater.taken for updater in self.updaters.values()}
+        if any(updater.unsettled for updater in self.updaters.values()):
+            return -1
+        if self.folded:
+            whole = self.folded <= self.finished or self.finished == self.steps.begun
+            found.add(self.finished if whole else -1)
+        if len(found) > 1:
+            return -1
+        return found.pop() if found else None
 
     def write(self, index: int, results: list[Tensor]) -> None:
         """Fill what a communication wrote; what stays keeps its memory, in which others have a part."""

@@ -7,7 +7,7 @@ import math
 import pickle
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from piper.errors import RunError
@@ -15,7 +15,12 @@ from piper.mesh import Mesh
 from piper.runtime.failure.board import Board
 from piper.runtime.failure.failure import Failure, as_error, first_cause
 from piper.runtime.failure.patience import START_SECONDS, Patience
-from piper.runtime.launch.local_pool import GRACE_SECONDS, LOOK_SECONDS, Report
+from piper.runtime.launch.local_pool import (
+    GRACE_SECONDS,
+    LOOK_SECONDS,
+    Report,
+    survivors_of,
+)
 from piper.runtime.launch.pool import Reading
 from piper.runtime.launch.ray.node_placement import assign, check_axes
 from piper.runtime.launch.ray.ray_cluster import connect, load_ray
@@ -61,6 +66,7 @@ class RayPool:
         self.near, self.spread = near, spread
         self.timeout = timeout
         self.report = report or (lambda rank, text: None)
+        self.spares = False  # whether other ranks live on when one is lost
         self.board = Board(num_ranks)  # as far as it was looked at
         self.actors: list[Any] = []
         self.processes: list[int] = []
@@ -154,9 +160,23 @@ class RayPool:
                 for rank, (actor, payload) in enumerate(zip(self.actors, payloads, strict=True))
             }
             return self._collect(answers, command)
+        except Failure as failure:
+            if not (self.spares and failure.is_loss):
+                self._end(kill=True)
+            raise
         except BaseException:
             self._end(kill=True)
             raise
+
+    def ask(self, command: str, payloads: Mapping[int, Any]) -> dict[int, Any]:
+        """What ranks answer that a failure has left, of those that do within the time."""
+        sent = {
+            self.actors[rank].answer.remote(self.ray.cloudpickle.dumps((command, payload))): rank
+            for rank, payload in payloads.items()
+        }
+        ready, _ = self.ray.wait(list(sent), num_returns=len(sent), timeout=self.timeout)
+        answers = {sent[one]: self._answer(sent[one], one) for one in ready}
+        return {rank: found for rank, (status, found) in answers.items() if status == "ok"}
 
     def _collect(self, ranks: dict[Any, int], command: str) -> list[Any]:
         answers: dict[int, Any] = {}
@@ -185,7 +205,9 @@ class RayPool:
                 break
         if failures:
             self._look(ranks.values())
-            raise first_cause(failures, self.board.snapshot())
+            cause = first_cause(failures, self.board.snapshot())
+            cause.survivors = survivors_of(answers, failures)
+            raise cause
         return [answers[rank] for rank in range(self.num_ranks)]
 
     def _report_up(self, rank: int, process: int) -> None:

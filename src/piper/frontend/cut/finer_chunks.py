@@ -1,4 +1,4 @@
-"""Pieces: chunks and a size for some of them in, finer chunks at the boundaries of modules out."""
+"""Chunks and a size for some of them in, finer chunks at the boundaries of modules out."""
 
 from __future__ import annotations
 

@@ -6,17 +6,19 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from piper.api.run import Run
 from piper.api.saving import Saving
-from piper.errors import FileError, RunError
+from piper.errors import FileError, PiperError, RankLost, RunError
 from piper.stored.folders import checkpoints, prune, step_folder, sweep
 from piper.stored.manifest import read_manifest
 from piper.training.callbacks import Callbacks
+from piper.training.elastic import Attempt
 from piper.training.line import Log
 from piper.training.position import Position
 from piper.training.progress import Progress
@@ -35,7 +37,7 @@ class Checkpoints:
         *,
         every: int,
         keep: int | None,
-        progress: Callable[[], Progress],
+        progress: Callable[..., Progress],
         told: Callbacks,
     ) -> None:
         self.run = run
@@ -51,12 +53,33 @@ class Checkpoints:
         if left:
             lines.note(f"{os.fspath(folder)}: removed what was not finished: {', '.join(left)}")
 
-    def after_step(self) -> None:
-        """Look after the one on its way, and begin the next if it is time."""
+    def after_step(self) -> bool:
+        """Look after the one on its way, and begin the next if it is time; whether it was."""
         if self.saving:
             self._look(wait=False)
-        if self.every and self.run.steps % self.every == 0:
+        due = bool(self.every) and self.run.steps % self.every == 0
+        if due:
             self.begin()
+        return due
+
+    def rescue(self, survivors: Sequence[int]) -> None:
+        """After a loss: save what is left of the run, if that is all of it."""
+        self.saving = None  # its ranks are gone
+        if self.last == self.run.steps:
+            return
+        target = step_folder(self.folder, self.run.steps)
+        try:
+            found = self.run.rescue(target, survivors, facts_of(self.progress(states=False)))
+        except PiperError as error:
+            self.lines.warning(self.run.steps, f"nothing could be saved: {error.message}")
+            return
+        if found is None:
+            text = (
+                "the ranks that are left do not hold all of the last step: an earlier one is taken"
+            )
+        else:
+            text = f"saved step {self.run.steps} from the ranks that are left"
+        self.lines.note(text)
 
     def begin(self) -> None:
         """One at a time: a disk that is slower than training makes it wait."""
@@ -105,6 +128,24 @@ class Checkpoints:
         step = self.saving.steps if self.saving else self.run.steps
         self.saving = None
         self.lines.warning(step, f"no checkpoint: {error.message}; training goes on")
+
+
+@contextlib.contextmanager
+def surviving(saver: Checkpoints, attempt: Attempt | None) -> Iterator[None]:
+    """Inside, a loss of ranks ends the attempt, after what is left was saved."""
+    if attempt is None:
+        yield
+        return
+    saver.run.workers.spare_survivors()
+    if not saver.run.resumed:
+        saver.begin()  # so that there is one to go on from
+    try:
+        yield
+    except RankLost as error:
+        saver.lines.warning(saver.run.steps + 1, error.message)
+        attempt.lost_at = time.perf_counter()
+        saver.rescue(error.survivors)
+        raise
 
 
 def facts_of(progress: Progress) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""Elastic jobs: the user's FILE and command line in, a job for each number of ranks out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import cache
+from math import gcd
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from piper.cli.lowering_options import lowered
+from piper.cli.user_file import chosen_strategy, trace_file
+from piper.errors import FileError, PiperError
+
+if TYPE_CHECKING:
+    from piper.api.job import Job
+
+
+def elastic_jobs(
+    module: ModuleType, arguments: argparse.Namespace
+) -> tuple[Callable[[int], Job | None], int]:
+    """The job for at most so many ranks, or None; and how many ranks there are if none is lost.
+
+    By the file's `elastic(ranks)`, which gives a strategy or None; else the options' strategy with
+    fewer data ranks and as many global microbatches.
+    """
+    own = getattr(module, "elastic", None)
+    if own is None and (arguments.strategy or chosen_strategy(arguments, module) is None):
+        raise FileError(
+            "--elastic needs to know the strategies for other numbers of ranks",
+            legal=f"def elastic(ranks): ... in {arguments.file}, or --pp, --dp and other degrees",
+        )
+    plain = argparse.Namespace(**{**vars(arguments), **dict.fromkeys(_DEGREES), "strategy": None})
+    program = trace_file(module, plain, own=False)
+
+    @cache
+    def job(ranks: int) -> Job | None:
+        for strategy in _strategies(own, arguments, ranks):
+            try:
+                found = lowered(program.apply(strategy), module, arguments)
+            except PiperError:
+                if own is not None:
+                    raise  # it is the user's
+                continue
+            return found
+        return None
+
+    most = arguments.nproc or (arguments.pp or 1) * (arguments.dp or 1)
+    return job, most
+
+
+_DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute")
+
+
+def _strategies(own: Any, arguments: argparse.Namespace, ranks: int) -> list[Callable[..., None]]:
+    """Those to try, the one with most ranks first."""
+    from piper.cli.user_file import schedule_function
+    from piper.strategies import parallel
+
+    if own is not None:
+        found = own(ranks)
+        return [] if found is None else [found]
+    degrees = {name: getattr(arguments, name) for name in _DEGREES if getattr(arguments, name)}
+    if "schedule" in degrees:
+        degrees["schedule"] = schedule_function(degrees["schedule"])
+    pp, dp, ep = (degrees.pop(name, 1) for name in ("pp", "dp", "ep"))
+    total = dp * degrees.pop("microbatches", 1)
+    return [
+        parallel(pp=pp, dp=fewer, ep=gcd(ep, fewer), microbatches=total // fewer, **degrees)
+        for fewer in range(min(dp, ranks // pp), 0, -1)
+        if total % fewer == 0
+    ]

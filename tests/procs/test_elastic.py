@@ -1,0 +1,82 @@
+"""Training that loses ranks goes on with those that are left, and its losses are one device's."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import piper
+from piper.errors import RunError
+from piper.strategies import parallel
+from tests.procs import tiny, unhurried
+from tests.procs.elastic_training import ElasticTraining, undisturbed
+
+pytestmark = pytest.mark.xdist_group("procs")
+
+FILE = str(Path(__file__).with_name("unhurried.py"))
+LONG = bool(os.environ.get("PIPER_LONG"))
+
+
+@pytest.mark.parametrize(("zero", "left"), [("0", "saved step"), ("3", "an earlier one is taken")])
+def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str, left: str) -> None:
+    kills = 15 if LONG else 2
+    steps = 100 * (kills + 1)
+    chance = random.Random(int(zero))
+    arguments = ["--dp", "4", "--zero", zero, "--steps", str(steps), "--every", "10"]
+    run = ElasticTraining(tmp_path, *arguments)
+    for number in range(kills):
+        run.kill(chance)
+        run.until("went on", number)
+    run.end()
+    assert len(run.notes("went on")) == kills
+    assert run.notes(left), [e for e in run.events if e["event"] in ("note", "warning")]
+    assert run.notes("more ranks are there")
+    found = run.losses()
+    assert sorted(found) == list(range(1, steps + 1))
+    assert found == pytest.approx(undisturbed(steps, microbatches=4), rel=1e-5)
+    seconds = [float(text.split()[2]) for text in run.notes("went on")]
+    print(f"zero {zero}: {kills} losses, went on after {min(seconds)} to {max(seconds)} s")
+
+
+def test_torchrun_starts_anew_and_goes_on(tmp_path: Path) -> None:
+    steps = 60
+    arguments = ["--dp", "2", "--microbatches", "2", "--steps", str(steps), "--every", "5"]
+    run = ElasticTraining(tmp_path, *arguments, launcher="torchrun")
+    while not list((tmp_path / "run").glob("step-*5")):
+        assert run.reader.is_alive(), run.errors.read_text()
+        time.sleep(0.02)
+    [child, *_] = [p for p in _children(run.process.pid) if "-m piper" in _command(p)]
+    os.kill(child, signal.SIGKILL)
+    run.end()
+    assert run.notes("resumed from")
+    found = run.losses()
+    assert sorted(found) == list(range(1, steps + 1))
+    assert found == pytest.approx(undisturbed(steps, microbatches=4), rel=1e-5)
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_too_few_ranks_and_no_folder_are_errors() -> None:
+    program = piper.trace(tiny.model, tiny.batch(), tiny.step)
+    job = program.apply(parallel(dp=2)).lower(optimizer=unhurried.optimizer)
+    elastic = piper.Elastic(lambda ranks: job if ranks >= 2 else None, ranks=2)
+    assert elastic.largest(3) is job
+    with pytest.raises(RunError, match="no strategy for 1 rank"):
+        elastic.largest(1)
+    with pytest.raises(RunError, match="an Elastic without checkpoints"):
+        piper.train(elastic, [tiny.batch()], steps=1, log="none")
+    too_large = piper.Elastic(lambda ranks: job, ranks=2)
+    with pytest.raises(RunError, match="the job for 1 ranks has 2"):
+        too_large.largest(1)
