@@ -42,7 +42,7 @@ def uncompiled() -> Iterator[None]:
     """Functions that the user's code compiles run as they were written. Flex attention compiles its own
     call in eager mode, for gradients of what masks and scores read: that stays."""
     module: Any = sys.modules.get(MODULE)
-    original = getattr(module, _ENVIRONMENT, None)
+    original: Any = getattr(module, _ENVIRONMENT, None)
     if (
         module is not None and original is None
     ):  # another torch: better compiled than without gradients
