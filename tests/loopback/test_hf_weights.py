@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import piper
+from piper.bodies.chunk_code import spec_of
 from piper.errors import WeightsError
-from piper.frontend.hf_weights import converted
+from piper.frontend.hf_weights import converted, unneeded_names
 from piper.frontend.laid_out import InexpressibleError, LaidOut
 from piper.runtime.state.read_pieces import PieceReader
 from piper.runtime.state.weight_sources import weight_source
+from piper.stored.matching import match
 from piper.strategies import parallel
 from tests.zoo_hf import EXPERTS, INNER, WIDTH, ZOO, Tiny
 
@@ -100,6 +102,37 @@ def test_a_base_models_file_and_a_tied_head(tmp_path: Path) -> None:
         with job.launch("loopback") as run:
             for key, param in model.named_parameters():
                 assert torch.equal(run.parameters()[key], param), key
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_the_files_of_every_model_are_those_of_from_pretrained(name: str, tmp_path: Path) -> None:
+    model = ZOO[name]().make_model()
+    model.save_pretrained(tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours", save_original_format=False)  # as save_weights does
+    state = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    names = {key: first.setdefault(id(tensor), key) for key, tensor in state.items()}
+    types = {key: spec_of(tensor) for key, tensor in state.items()}
+    stored = converted(model, weight_source(tmp_path / "theirs").stored)
+    found = match(stored, names, types, strict=True, unneeded=unneeded_names(model)).model
+    reader = PieceReader(found)
+    assert found.keys() == set(names.values())
+    for key in found:
+        assert torch.equal(reader.tensor(key), state[key]), key
+    again = type(model).from_pretrained(tmp_path / "ours")
+    for key, param in model.named_parameters():
+        assert torch.equal(again.get_parameter(key), param), key
+
+
+def test_old_names_that_no_model_has_any_more() -> None:
+    tiny = ZOO["llama"]()
+    state = dict(tiny.make_model().state_dict())
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
+    program = piper.trace(tiny.make_model, tiny.batch(), tiny.step)
+    program.lower(weights=state)
+    state["model.layers.0.self_attn.extra"] = torch.zeros(4)
+    with pytest.raises(WeightsError, match=r"surplus   1: model.layers.0.self_attn.extra"):
+        program.lower(weights=state)
 
 
 def test_what_needs_elements_is_refused() -> None:
