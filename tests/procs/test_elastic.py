@@ -7,11 +7,13 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import piper
-from piper.errors import RunError
+from piper.errors import RankLost, RunError
 from piper.strategies import parallel
 from tests.procs import tiny, unhurried
 from tests.procs.elastic_training import ElasticTraining, undisturbed
@@ -22,8 +24,8 @@ FILE = str(Path(__file__).with_name("unhurried.py"))
 LONG = bool(os.environ.get("PIPER_LONG"))
 
 
-@pytest.mark.parametrize(("zero", "left"), [("0", "saved step"), ("3", "an earlier one is taken")])
-def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str, left: str) -> None:
+@pytest.mark.parametrize("zero", ["0", "3"])
+def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str) -> None:
     kills = 15 if LONG else 2
     steps = 100 * (kills + 1)
     chance = random.Random(int(zero))
@@ -34,13 +36,57 @@ def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str, left
         run.until("went on", number)
     run.end()
     assert len(run.notes("went on")) == kills
-    assert run.notes(left), [e for e in run.events if e["event"] in ("note", "warning")]
     assert run.notes("more ranks are there")
     found = run.losses()
     assert sorted(found) == list(range(1, steps + 1))
     assert found == pytest.approx(undisturbed(steps, microbatches=4), rel=1e-5)
     seconds = [float(text.split()[2]) for text in run.notes("went on")]
     print(f"zero {zero}: {kills} losses, went on after {min(seconds)} to {max(seconds)} s")
+
+
+@pytest.mark.parametrize(("zero", "left"), [(0, True), (1, False), (3, False)])
+def test_survivors_save_what_they_hold_if_it_is_everything(
+    tmp_path: Path, zero: int, left: bool
+) -> None:
+    program = piper.trace(tiny.model, tiny.batch(), tiny.step)
+    job = program.apply(parallel(dp=2, zero=zero)).lower(optimizer=unhurried.optimizer, ema=0.5)
+    batches = [tiny.batch(number) for number in range(4)]
+    with job.launch("loopback") as run:
+        wanted = [run.step(batch).loss for batch in batches]
+    with job.launch("local") as run:
+        run.workers.spare_survivors()
+        found = [run.step(batch).loss for batch in batches[:2]]
+        pool: Any = run.workers.pool
+        os.kill(pool.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(RankLost, match="rank 1 was killed") as lost:
+            run.step(batches[2])
+        assert (lost.value.ranks, lost.value.survivors) == ((1,), (0,))
+        path = run.rescue(tmp_path / "rescued", lost.value.survivors, {})
+    assert path == (tmp_path / "rescued" if left else None)
+    assert (tmp_path / "rescued").exists() == left
+    if path:
+        with job.resume(path, "loopback") as run:
+            assert run.steps == 2
+            found += [run.step(batch).loss for batch in batches[2:]]
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_rank_in_the_middle_of_its_update_says_so() -> None:
+    program = piper.trace(tiny.model, tiny.batch(), tiny.step)
+    job = program.apply(parallel(dp=2)).lower(
+        optimizer=unhurried.optimizer, clip=1e-3, late_clip=True
+    )
+    with job.launch("loopback") as run:
+        run.step(tiny.batch())
+        [worker, _] = run.workers.workers
+        assert worker.settled_steps() == 1
+        first, *_ = worker.updaters.values()
+        first.keep()  # it may take the step again
+        assert worker.settled_steps() == -1
+        first.settle(torch.tensor(2.0))
+        assert worker.settled_steps() == 1
+        first.average()  # it has taken the next step; others have not
+        assert worker.settled_steps() == -1
 
 
 def test_torchrun_starts_anew_and_goes_on(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import cache
 from math import gcd
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,6 @@ def elastic_jobs(
     plain = argparse.Namespace(**{**vars(arguments), **dict.fromkeys(_DEGREES), "strategy": None})
     program = trace_file(module, plain, own=False)
 
-    @cache
     def job(ranks: int) -> Job | None:
         for strategy in _strategies(own, arguments, ranks):
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from piper.errors import RankLost, RunError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 IN_A_ROW = 3  # losses without a step between them: others will not help
 
 
-@dataclass(frozen=True)
+@dataclass
 class Elastic:
     """Takes the place of a Job in `piper.train`, which saves checkpoints then.
 
@@ -29,10 +29,17 @@ class Elastic:
     jobs: Callable[[int], Job | None]
     ranks: int
     available: Callable[[], int] | None = None
+    made: dict[int, Job | None] = field(default_factory=dict, repr=False)
+
+    def job(self, num_ranks: int) -> Job | None:
+        """The job for at most so many ranks, which is made once."""
+        if num_ranks not in self.made:
+            self.made[num_ranks] = self.jobs(num_ranks) if num_ranks > 0 else None
+        return self.made[num_ranks]
 
     def largest(self, num_ranks: int) -> Job:
-        """The job that makes use of most of so many ranks."""
-        job = self.jobs(num_ranks) if num_ranks > 0 else None
+        """The same, which there must be."""
+        job = self.job(num_ranks)
         if job is None:
             raise RunError(
                 f"no strategy for {num_ranks} rank{'s' if num_ranks != 1 else ''}",
@@ -66,7 +73,7 @@ class Attempt:
         at_hand = self.elastic.at_hand()
         size = self.job.plan.mesh.size
         if at_hand > size:
-            found = self.elastic.jobs(at_hand)
+            found = self.elastic.job(at_hand)
             self.outgrown = found is not None and found.plan.mesh.size > size
         return self.outgrown
 

@@ -312,8 +312,11 @@ class PoolRun:
         return self.call("memory")
 
     def close(self) -> None:
-        if self.own_pool:
-            self.pool.close()
+        pool: Any = self.pool
+        if self.own_pool and self.failed and self.spares:
+            pool.close(kill=True)  # ranks that still wait for the lost one would not hear
+        elif self.own_pool:
+            pool.close()
 
 
 def check_ends(more: list[int], ended: list[int]) -> None:
