@@ -280,3 +280,21 @@ def test_a_wrong_loss_is_seen(size: float) -> None:
     with planted("loss", factor=1 + size), oracle.job.launch("loopback") as run:
         errors = oracle.errors_of(run)
     assert not errors.exact and errors.worst["loss"] == "step 0"
+
+
+class Overflowing(Narrow):
+    """The least number of its dtype, in a tensor of the default one: it runs in float32 alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            x = self.first(x)
+        with piper.annotate("PP"):
+            return self.second(torch.max(x, torch.full((), torch.finfo(x.dtype).min)))
+
+
+def test_a_model_that_does_not_run_in_float64_is_told_of_its_line() -> None:
+    with pytest.raises(piper.PiperError) as caught:
+        _oracle(Overflowing)
+    line = Overflowing.forward.__code__.co_firstlineno + 4
+    assert f"in float64 at tests/loopback/test_verdict.py:{line}" in str(caught.value), caught.value
+    assert "dtype=x.dtype" in (caught.value.legal or "")

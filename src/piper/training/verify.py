@@ -20,6 +20,7 @@ from piper.plan.types import Plan
 from piper.runtime.factory import optimizers_of
 from piper.runtime.worker.weights import Weights
 from piper.training.keyed_reference import eager_step
+from piper.training.own_errors import own_errors
 
 LOSS_BOUND = GRADIENT_BOUND = 1e-10
 PARAMETER_BOUND = 1e-8
@@ -126,12 +127,13 @@ def train_one_device(
     params = {name: param for name, param in params.items() if id(param) in stepped}
     pieces = plan.num_data_ranks * plan.num_microbatches
     run = eager_step(job, model)
+    dtype = str(next(iter(params.values())).dtype).removeprefix("torch.")
     losses, gradients = [], []
     for step, batch in enumerate(batches):
         total = count = 0.0
         for piece in _order(plan):
             rows = _rows(batch, piece, pieces)
-            with own_experts(model), flex_on_cpu(), uncompiled():
+            with own_errors(dtype), own_experts(model), flex_on_cpu(), uncompiled():
                 result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
