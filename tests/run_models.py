@@ -145,7 +145,8 @@ def _untried(rows: dict[str, list[dict[str, Any]]]) -> str:
     """What `--page-only` leaves out, so that nobody takes a missing row for a model without faults."""
     tried = {row["name"] for part in rows.values() for row in part}
     names = [name for name in (*MODELS, *LARGE) if name not in tried]
-    names += [] if rows["classes"] else ["other classes of transformers"]
+    others = sum(name not in tried for name in CLASSES)
+    names += [f"{others} other classes of transformers"] if others else []
     return f"Not tried in this run: {', '.join(names)}.\n" if names else ""
 
 

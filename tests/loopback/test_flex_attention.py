@@ -12,6 +12,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import piper
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
+from tests.model_trial import try_model
+from tests.zoo_hf import ZOO, Tiny
 
 LENGTH, HEADS, WIDTH = 8, 2, 8
 
@@ -99,3 +101,18 @@ def test_it_trains_as_on_one_device(strategy: Any) -> None:
     with job.launch("loopback", adversary=True, seed=3) as run:
         errors = compare(run, batches, reference)
     assert errors.exact, errors
+
+
+@pytest.mark.timeout(600)
+def test_a_model_of_hugging_face_with_flex_attention() -> None:
+    """It makes its block mask in forward, and compiles attention itself, which has no float64."""
+    pytest.importorskip("transformers")
+    llama = ZOO["llama"]()
+
+    def make_model() -> nn.Module:
+        model: Any = llama.make_model()
+        model.set_attn_implementation("flex_attention")
+        return model  # type: ignore[no-any-return]
+
+    trial = try_model("llama", Tiny(make_model, llama.batch), ["dp 2"])
+    assert trial.exact and not trial.refused and not trial.failed, trial

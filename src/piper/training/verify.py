@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.bodies.flex_math import flex_on_cpu
+from piper.bodies.flex_math import flex_on_cpu, uncompiled
 from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
@@ -131,7 +131,7 @@ def train_one_device(
         total = count = 0.0
         for piece in _order(plan):
             rows = _rows(batch, piece, pieces)
-            with own_experts(model), flex_on_cpu():
+            with own_experts(model), flex_on_cpu(), uncompiled():
                 result = run(rows, step, piece)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
