@@ -120,9 +120,7 @@ class Order(_Ordered, frozen=True, kw_only=True):
         return msgspec.structs.replace(graph, orders=orders)
 
 
-def _check_whole(
-    groups: list[tuple[Selector, ...]], graph: Graph, cut: Graph, call: Call
-) -> None:
+def _check_whole(groups: list[tuple[Selector, ...]], graph: Graph, cut: Graph, call: Call) -> None:
     """Raises if the order cuts all backwards that it also names as a whole."""
     for selector in (s for group in groups for s in group if s.phase == "B"):
         whole = matching(graph, selector)
