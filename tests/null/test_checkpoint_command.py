@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import piper
 from piper.api.run import Run
@@ -68,6 +69,10 @@ def test_convert_writes_what_torch_reads(
     params = run.parameters()
     assert found["model"].keys() == params.keys() and found["steps"] == 1
     assert all(torch.equal(found["model"][name], params[name]) for name in params)
+    assert main(["checkpoint", "convert", str(folder), str(tmp_path / "w.safetensors")]) == 0
+    weights = load_file(tmp_path / "w.safetensors")
+    assert weights.keys() == params.keys()
+    assert all(torch.equal(weights[name], params[name]) for name in params)
     assert main(["checkpoint", "convert", str(folder), str(tmp_path / "all.zip")]) == 2
     assert "has no known ending" in capsys.readouterr().err
 

@@ -61,7 +61,23 @@ class ElasticTraining:
             time.sleep(0.02)
         assert len(self.notes(words)) > seen, (words, self.events[-5:], self.errors.read_text())
 
-    def kill(self, chance: random.Random) -> None:
+    def lose(self, chance: random.Random) -> None:
+        """Kill a worker, and wait until training has gone on without it. One that was about to end
+        anyhow, because a larger job is launched, is not missed: then another one is killed."""
+        before = len(self.notes("went on"))
+        while len(self.notes("went on")) == before and self.reader.is_alive():
+            warned = self._warnings()
+            self._kill(chance)
+            deadline = time.monotonic() + 20
+            while self._warnings() == warned and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if self._warnings() > warned:
+                self.until("went on", before)
+
+    def _warnings(self) -> int:
+        return sum(event["event"] == "warning" for event in self.events)
+
+    def _kill(self, chance: random.Random) -> None:
         """One of the workers that are there now."""
         before = len(self.losses())
         while len(self.losses()) == before and self.reader.is_alive():

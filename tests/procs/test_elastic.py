@@ -31,11 +31,10 @@ def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str) -> N
     chance = random.Random(int(zero))
     arguments = ["--dp", "4", "--zero", zero, "--steps", str(steps), "--every", "10"]
     run = ElasticTraining(tmp_path, *arguments)
-    for number in range(kills):
-        run.kill(chance)
-        run.until("went on", number)
+    for _ in range(kills):
+        run.lose(chance)
     run.end()
-    assert len(run.notes("went on")) == kills
+    assert len(run.notes("went on")) >= kills
     assert run.notes("more ranks are there")
     found = run.losses()
     assert sorted(found) == list(range(1, steps + 1))

@@ -101,9 +101,8 @@ def test_actors_that_are_lost_do_not_show_in_training(cluster: str, tmp_path: Pa
     steps, chance = 100 * (kills + 1), Random(0)
     arguments = ["--dp", "2", "--microbatches", "2", "--steps", str(steps), "--every", "25"]
     run = ElasticTraining(tmp_path, *arguments, "--address", cluster, launcher="ray")
-    for number in range(kills):
-        run.kill(chance)
-        run.until("went on", number)
+    for _ in range(kills):
+        run.lose(chance)
     run.end()
     found = run.losses()
     assert sorted(found) == list(range(1, steps + 1))

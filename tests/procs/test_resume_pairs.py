@@ -28,7 +28,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "pp3": {"pp": 3},
     "dp4 zero3": {"dp": 4, "zero": 3},
     "pp2 ep2 zero2": {"pp": 2, "dp": 2, "ep": 2, "zero": 2},
-    "pp2 dp2 zero3 zbv": {"pp": 2, "dp": 2, "zero": 3, "schedule": "zbv"},
+    "pp3 dp2 zero3 zbv": {"pp": 3, "dp": 2, "zero": 3, "schedule": "zbv"},
     "pp2 dp4 ep2 zero1": {"pp": 2, "dp": 4, "ep": 2, "zero": 1},
     "pp3 dualpipev": {"pp": 3, "schedule": "dualpipev"},
     "dp4 ep4 zero2": {"dp": 4, "ep": 4, "zero": 2},
@@ -41,11 +41,11 @@ PAIRS = [  # strategy and launcher before, and after
     ("dp4 ep4 zero2", "loopback", "pp2", "loopback"),
     ("pp2", "local", "dp2", "local"),
     ("dp2", "local", "one", "single"),
-    ("one", "single", "pp2 dp2 zero3 zbv", "local"),
-    ("pp2 dp2 zero3 zbv", "local", "pp3 dualpipev", "loopback"),
+    ("one", "single", "pp3 dp2 zero3 zbv", "local"),
+    ("pp3 dp2 zero3 zbv", "local", "pp3 dualpipev", "loopback"),
     ("pp3 dualpipev", "local", "dp4 zero3", "local"),
     ("dp2", "loopback", "pp2 dp4 ep2 zero1", "loopback"),
-    ("pp2 dp2 zero3 zbv", "loopback", "one", "single"),
+    ("pp3 dp2 zero3 zbv", "loopback", "one", "single"),
 ]
 RUN = PAIRS if os.environ.get("PIPER_LONG") else PAIRS[:2]
 

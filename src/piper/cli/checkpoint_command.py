@@ -26,7 +26,7 @@ def add_parser(commands: Any) -> None:
     for name, words in (
         ("show", "what it is: step, strategy, tensors, bytes"),
         ("verify", "read all of it, and hold it to its checksums"),
-        ("convert", "write all of it into one FILE.pt"),
+        ("convert", "write its weights into FILE.safetensors, or all of it into FILE.pt"),
     ):
         action = actions.add_parser(name, help=words)
         action.add_argument("folder", metavar="DIR")

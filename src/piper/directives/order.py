@@ -13,7 +13,7 @@ from piper.errors import Call, OrderError
 from piper.ir import graph as ir
 from piper.ir.directive import Directive, Site
 from piper.ir.graph import Graph
-from piper.ir.select import Selector
+from piper.ir.select import Selector, matching
 from piper.schedules.catalog import as_code
 from piper.schedules.table import Table
 
@@ -111,10 +111,28 @@ class Order(_Ordered, frozen=True, kw_only=True):
         groups = _checked(self.groups, site.call)
         halves = [s for group in groups for s in group if s.phase in ("BI", "BW")]
         full = [msgspec.structs.replace(selector, phase="B") for selector in halves]
-        graph = split_backwards(graph, lambda node: any(s.matches(node) for s in full))
+        cut = split_backwards(graph, lambda node: any(s.matches(node) for s in full))
+        if cut is not graph:
+            _check_whole(groups, graph, cut, site.call)
+            graph = cut
         members = tuple(tuple((selector,) for selector in group) for group in groups)
         orders = (*graph.orders, ir.Order(members, site.origin))
         return msgspec.structs.replace(graph, orders=orders)
+
+
+def _check_whole(groups: list[tuple[Selector, ...]], graph: Graph, cut: Graph, call: Call) -> None:
+    """Raises if the order cuts all backwards that it also names as a whole."""
+    for selector in (s for group in groups for s in group if s.phase == "B"):
+        whole = matching(graph, selector)
+        if whole and not matching(cut, selector):
+            halves = [msgspec.structs.replace(selector, phase=phase) for phase in ("BI", "BW")]
+            raise OrderError(
+                f"{whole[0]} stands in two groups, in one as a whole and in another in halves",
+                call=call,
+                requirement=2,
+                details=[f"in {selector}"],
+                legal=f"{halves[0]} and {halves[1]}",
+            )
 
 
 def _checked(groups: Any, call: Call) -> list[tuple[Selector, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -10,6 +10,7 @@ from piper.ir.values import Shares
 from piper.mesh import Group, Slice
 
 Phase = Literal["F", "B", "BI", "BW"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 CommKind = str  # a row of `ir/communication.py`
 Tags = tuple[tuple[str, int], ...]
 

@@ -8,7 +8,7 @@ import msgspec
 
 from piper.errors import Call, SelectError, did_you_mean, user_source
 from piper.ir.form.python_code import keywords_code
-from piper.ir.nodes import Chunk, Comm, Node
+from piper.ir.nodes import PHASES, Chunk, Comm, Node
 
 if TYPE_CHECKING:
     from piper.ir.graph import Graph
@@ -49,7 +49,7 @@ class Selector(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def where(*, phase: str | None = None, comm: str | None = None, **tags: Any) -> Selector:
     """Select nodes by tag: `where(PP=0)`, `where(PP="*", EP=None)`, `where(MB=1, phase="B")`."""
-    if phase not in (None, "F", "B", "BI", "BW"):
+    if phase not in (None, *PHASES):
         call = Call("where", user_source())
         raise SelectError(f"no phase {phase!r}", call=call, legal="phase F, B, BI or BW")
     for tag, value in tags.items():
@@ -73,10 +73,22 @@ def select(graph: Graph, selector: Selector, *, call: Call) -> list[str]:
                 details=[f"in {selector}"],
                 legal=_legal(known),
             )
-    names = [name for name in _candidates(graph, selector) if selector.matches(graph.nodes[name])]
+    names = matching(graph, selector)
     if not names:
-        raise SelectError(f"{selector} selects nothing", call=call, legal=_legal(known))
+        phases = _phases(graph, selector) if selector.phase else []
+        legal = f"phase {', '.join(phases)}" if phases else _legal(known)
+        raise SelectError(f"{selector} selects nothing", call=call, legal=legal)
     return names
+
+
+def matching(graph: Graph, selector: Selector) -> list[str]:
+    """Names of the nodes that match, in graph order, or none."""
+    return [name for name in _candidates(graph, selector) if selector.matches(graph.nodes[name])]
+
+
+def _phases(graph: Graph, selector: Selector) -> list[str]:
+    """Phases in which there are chunks with the selector's tags."""
+    return [p for p in PHASES if matching(graph, msgspec.structs.replace(selector, phase=p))]
 
 
 def _candidates(graph: Graph, selector: Selector) -> list[str]:

@@ -43,7 +43,9 @@ class WeightFiles(msgspec.Struct, frozen=True):
     dtype: str  # of the first floating-point tensor
 
 
-class _Tensor(msgspec.Struct, frozen=True):
+class FileTensor(msgspec.Struct, frozen=True):
+    """A tensor of a file."""
+
     name: str  # as the state_dict calls it
     tensor: str  # as the plan does
     dtype: str
@@ -64,7 +66,9 @@ def weight_files(plan: Plan, *, dtype: str | None, shard_size: int) -> WeightFil
             tied[name] = names[tensor]
     trained = {name for bucket in plan.buckets if bucket.trained for name in bucket.params}
     tensors = [
-        _Tensor(name, tensor, _dtype(plan, tensor, tensor in trained, dtype), _shape(plan, tensor))
+        FileTensor(
+            name, tensor, _dtype(plan, tensor, tensor in trained, dtype), _shape(plan, tensor)
+        )
         for tensor, name in names.items()
     ]
     for each in tensors:
@@ -77,7 +81,7 @@ def weight_files(plan: Plan, *, dtype: str | None, shard_size: int) -> WeightFil
     for number, shard in enumerate(shards):
         file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
         file = "model.safetensors" if len(shards) == 1 else file
-        header, offsets = _header(shard, tied)
+        header, offsets = header_of(shard, tied)
         size = len(header) + sum(each.num_bytes for each in shard)
         files.append(WeightFile(file, header, size))
         places |= {
@@ -106,8 +110,8 @@ def _shape(plan: Plan, tensor: str) -> tuple[int, ...]:
     return plan.tensors[tensor].shape
 
 
-def _shards(tensors: list[_Tensor], limit: int) -> list[list[_Tensor]]:
-    shards: list[list[_Tensor]] = [[]]
+def _shards(tensors: list[FileTensor], limit: int) -> list[list[FileTensor]]:
+    shards: list[list[FileTensor]] = [[]]
     size = 0
     for each in tensors:
         if shards[-1] and size + each.num_bytes > limit:
@@ -119,7 +123,7 @@ def _shards(tensors: list[_Tensor], limit: int) -> list[list[_Tensor]]:
     return [sorted(shard, key=lambda each: -dtype_bytes(each.dtype)) for shard in shards]
 
 
-def _header(shard: list[_Tensor], tied: Mapping[str, str]) -> tuple[bytes, list[int]]:
+def header_of(shard: list[FileTensor], tied: Mapping[str, str]) -> tuple[bytes, list[int]]:
     """The bytes before a file's elements, and where each tensor begins in the file."""
     mine = {each.name for each in shard}
     about = {"format": "pt", **{name: of for name, of in tied.items() if of in mine}}

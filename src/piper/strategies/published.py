@@ -11,11 +11,11 @@ import msgspec
 
 from piper.errors import Call, StrategyError, did_you_mean
 from piper.files import excess
+from piper.ir.nodes import PHASES
 from piper.ir.select import ANY, Selector
 
 PASS = "PASS"  # the tag of a filter that is a phase here
 ABSENT = (None, "-")
-PHASES = ("F", "B", "BI", "BW")
 MEGABYTE = 2**20
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -16,18 +15,15 @@ from piper.api.job import Job
 from piper.api.run import Run
 from piper.errors import RunError
 from piper.ir.tensor_type import shapes_text
-from piper.plan.types import Plan
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import reference
-from piper.runtime.launch.torchrun import under_torchrun
 from piper.training.callbacks import Callbacks
 from piper.training.checkpointing import (
     Checkpoints,
     check_settings,
     heeding_termination,
-    newest,
     progress_of,
     surviving,
 )
@@ -35,12 +31,11 @@ from piper.training.data import Batches, check_again, check_data, check_policy, 
 from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
 from piper.training.lr import LearningRate
-from piper.training.meter import Meter, unit_of
+from piper.training.meter import Meter
+from piper.training.opening import opened, speaks
 from piper.training.position import Position
 from piper.training.progress import Progress
 from piper.training.records import Record, Training
-
-_REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
 
 
 def train(
@@ -91,10 +86,10 @@ def train(
     check_policy(data, policy)
 
     def once(job: Job | Run, attempt: Attempt | None) -> Training:
-        told = Callbacks(callbacks, silent=not _speaks(job, launch))
+        told = Callbacks(callbacks, silent=not speaks(job, launch))
         try:
             before = checkpoint if resume or attempt else None
-            with _opened(job, launch, log, launch_options, before) as (run, lines):
+            with opened(job, launch, log, launch_options, before) as (run, lines):
                 begun = start or progress_of(run)
                 loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
                 if checkpoint is None:
@@ -353,52 +348,6 @@ def _prepare_evaluation(run: Run, data: Any) -> None:
 
 def _constant(optimizer: Any) -> LRScheduler:
     return LambdaLR(optimizer, lambda step: 1.0)
-
-
-def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
-    """What "auto" means here."""
-    if launch != "auto":
-        return launch
-    if under_torchrun():
-        return "torchrun"
-    return "single" if plan.mesh.size == 1 else "local"
-
-
-def _speaks(job: Job | Run, launch: str | Pool) -> bool:
-    """Whether this process says what happens: of several ranks of torchrun the first does."""
-    if isinstance(job, Run):
-        alone = job.workers.reading != "rank"
-    else:
-        alone = launcher_of(job.plan, launch) != "torchrun"
-    return alone or os.environ.get("RANK") == "0"
-
-
-@contextlib.contextmanager
-def _opened(
-    job: Job | Run,
-    launch: str | Pool,
-    log: str,
-    options: dict[str, Any],
-    checkpoint: str | os.PathLike[str] | None,
-) -> Iterator[tuple[Run, Log]]:
-    """A run and its log; a run that was made here ends here. Of a folder of checkpoints it goes on from
-    the latest one, if there is any."""
-    unit, _ = unit_of(job.plan)
-    if isinstance(job, Run):
-        if launch != "auto" or options or checkpoint is not None:
-            raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
-        yield job, Log(log if _speaks(job, launch) else "none", unit=unit)
-        return
-    launcher = launcher_of(job.plan, launch)
-    lines = Log(log if _speaks(job, launch) else "none", unit=unit)
-    if launcher in _REPORTING:
-        options = {"report": lines.launch, **options}
-    saved = None if checkpoint is None else newest(checkpoint, lines)
-    with (
-        job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
-    ):
-        lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
-        yield run, lines
 
 
 def _check(steps: int | None, evaluate: Any, evaluate_every: int) -> None:

@@ -1,0 +1,66 @@
+"""Opening: a job and a launcher in; the run that a training loop uses, and its log, out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from piper.api.job import Job
+from piper.api.run import Run
+from piper.errors import RunError
+from piper.plan.types import Plan
+from piper.runtime.launch.pool import Pool
+from piper.runtime.launch.torchrun import under_torchrun
+from piper.training.checkpointing import newest
+from piper.training.line import Log
+from piper.training.meter import unit_of
+
+_REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
+
+
+def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
+    """What "auto" means here."""
+    if launch != "auto":
+        return launch
+    if under_torchrun():
+        return "torchrun"
+    return "single" if plan.mesh.size == 1 else "local"
+
+
+def speaks(job: Job | Run, launch: str | Pool) -> bool:
+    """Whether this process says what happens: of several ranks of torchrun the first does."""
+    if isinstance(job, Run):
+        alone = job.workers.reading != "rank"
+    else:
+        alone = launcher_of(job.plan, launch) != "torchrun"
+    return alone or os.environ.get("RANK") == "0"
+
+
+@contextlib.contextmanager
+def opened(
+    job: Job | Run,
+    launch: str | Pool,
+    log: str,
+    options: dict[str, Any],
+    checkpoint: str | os.PathLike[str] | None,
+) -> Iterator[tuple[Run, Log]]:
+    """A run and its log; a run that was made here ends here. Of a folder of checkpoints it goes on from
+    the latest one, if there is any."""
+    unit, _ = unit_of(job.plan)
+    if isinstance(job, Run):
+        if launch != "auto" or options or checkpoint is not None:
+            raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
+        yield job, Log(log if speaks(job, launch) else "none", unit=unit)
+        return
+    launcher = launcher_of(job.plan, launch)
+    lines = Log(log if speaks(job, launch) else "none", unit=unit)
+    if launcher in _REPORTING:
+        options = {"report": lines.launch, **options}
+    saved = None if checkpoint is None else newest(checkpoint, lines)
+    with (
+        job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
+    ):
+        lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
+        yield run, lines
