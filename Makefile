@@ -15,7 +15,7 @@ test: .venv/ready
 matrix: .venv/ready
 	$(BIN)/python -m tests.run_matrix
 
-# Models as people have them, into docs/models.md: an hour.
+# Models as people have them, into docs/models.md: two hours.
 models: .venv/ready
 	$(BIN)/python -m tests.run_models
 

@@ -298,3 +298,16 @@ def test_a_model_that_does_not_run_in_float64_is_told_of_its_line() -> None:
     line = Overflowing.forward.__code__.co_firstlineno + 4
     assert f"in float64 at tests/loopback/test_verdict.py:{line}" in str(caught.value), caught.value
     assert "dtype=x.dtype" in (caught.value.legal or "")
+
+
+class WithoutLoss(Overflowing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with piper.annotate("PP"):
+            x = self.first(x)
+        with piper.annotate("PP"):
+            return self.second(x - torch.finfo(x.dtype).max * 2)
+
+
+def test_a_loss_that_is_no_number_is_nothing_to_compare() -> None:
+    with pytest.raises(piper.PiperError, match="the loss of one device is nan in step 1"):
+        _oracle(WithoutLoss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from piper.api.program import Program, trace
 from piper.api.run import Run
-from piper.errors import PiperError
+from piper.errors import PiperError, RunError
 from piper.frontend.capture.capture import Capture
 from piper.frontend.capture.lifted import LiftedStep
 from piper.frontend.islands import Island, islands, narrowest
@@ -52,6 +53,7 @@ class Oracle:
         self.job = program.lower(optimizer=optimizer, weights=weights)
         self.batches = batches
         self.reference = train_one_device(self.job, batches)
+        _check_finite(self.reference.losses)
         self.explained = rounding(self.job, batches, self.reference, eps=eps)
 
     def errors_of(self, run: Run) -> Errors:
@@ -59,6 +61,16 @@ class Oracle:
         return compare(
             run, self.batches, self.reference, bounds=self.bounds, explained=self.explained
         )
+
+
+def _check_finite(losses: Sequence[float]) -> None:
+    for step, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):
+            raise RunError(
+                f"the loss of one device is {loss} in step {step}: there is nothing to compare",
+                legal="batches and weights with a finite loss, and a model that has one in float64 "
+                "(float64's least number is no number in float32)",
+            )
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _ADVICE = (
     ("unbacked symbol", "keep numbers as tensors: no .item(), .tolist() or float()"),
     ("tensor.item", "keep numbers as tensors: no .item(), .tolist() or float()"),
     ("tolist()", "keep numbers as tensors: no .item(), .tolist() or float()"),
+    ("requires_grad_()", "parameters, made in make_model, for all that gets a gradient"),
     ("backward()", "return the loss; the backward is derived from it"),
     ("manual_seed", "no seed inside of the step: lower(seed=...) decides what is drawn"),
     ("fork_rng", "no generator inside of the step: lower(seed=...) decides what is drawn"),
