@@ -238,8 +238,8 @@ class Job:
         path, manifest = found_in(folder)
         check_resumable(manifest, self.plan, path)
         run = self._started(launcher, options, manifest.state(path))
-        run.resumed = manifest
-        if any(manifest.options) and len(manifest.options) == len(self.plan.param_groups):
+        run.resumed, run.resumed_from = manifest, path
+        if any(manifest.options) and manifest.param_groups == self.plan.param_groups:
             run.set_options(manifest.options)
         return run
 

@@ -64,6 +64,7 @@ class Run:
         self.compiled: list[ShapedPlan] = []  # for batches of other shapes
         self.closed = False
         self.resumed: Manifest | None = None  # what it goes on from, if it was saved before
+        self.resumed_from: str | None = None  # and the folder of that
         self.steps = workers.stored.steps if workers.stored else 0  # done so far
         # By purpose: shapes of the batch that the ranks have read and not used, if any.
         self._fetched: dict[str, Shapes] = {}

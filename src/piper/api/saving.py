@@ -70,6 +70,10 @@ class Saving:
             time.sleep(LOOK_SECONDS)
         return self.folder
 
+    def abandon(self) -> None:
+        """Remove what was written so far; nobody may go on writing."""
+        shutil.rmtree(self._made, ignore_errors=True)
+
     def _finish(self, written: list[dict[str, Any]]) -> int:
         """Give the folder its name, in one process; the bytes of its tensors."""
         from piper.runtime.state import torch_metadata

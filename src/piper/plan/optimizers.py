@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from piper.errors import RunError
 from piper.plan.types import ParamGroup
 
 SCALAR_BYTES = 4  # torch counts steps in float32
@@ -104,3 +105,16 @@ def state_size(group: ParamGroup, shape: tuple[int, ...]) -> tuple[int, int]:
     if "own" in forms:  # averages over rows and over columns
         elements += math.prod(shape[:-1]) + math.prod((*shape[:-2], *shape[-1:]))
     return elements, forms.count("number")
+
+
+def check_planned(group: ParamGroup, options: Mapping[str, Any]) -> None:
+    """Raise RunError if with these options more is kept for a parameter than is planned."""
+    planned = {name for name, _ in state_pieces(group, ())}
+    changed = msgspec.structs.replace(group, options={**group.options, **options})
+    more = [name for name, _ in state_pieces(changed, ()) if name not in planned]
+    if more:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise RunError(
+            f"{group.optimizer} would keep {', '.join(more)} with {given}, which is not planned",
+            legal="an optimizer that has it from the start, such as SGD(..., momentum=0.9)",
+        )

@@ -12,7 +12,7 @@ from piper.errors import FileError
 from piper.stored.manifest import NAME, Manifest, read_manifest
 
 _STEP = re.compile(r"step-(\d{8,})$")
-_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(partial|removed)$")
+_UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.(partial|removed|replaced)$")
 
 
 def step_folder(root: str | os.PathLike[str], step: int) -> Path:
@@ -32,6 +32,7 @@ def latest(root: str | os.PathLike[str]) -> Path | None:
 def found_in(folder: str | os.PathLike[str]) -> tuple[str, Manifest]:
     """A checkpoint, or the latest of those in a folder, and its manifest."""
     path = Path(os.path.abspath(folder))
+    _put_back(path)
     if not (path / NAME).is_file():
         newest = latest(path)
         if newest is None:
@@ -43,6 +44,8 @@ def found_in(folder: str | os.PathLike[str]) -> tuple[str, Manifest]:
 def begin(folder: str | os.PathLike[str]) -> Path:
     """A new folder beside the one that it becomes, once it is whole."""
     target = Path(folder)
+    if target.exists() and not target.is_dir():
+        raise FileError(f"{target} is a file", legal="a new or an empty folder")
     if target.exists() and not (target / NAME).is_file() and any(target.iterdir()):
         raise FileError(
             f"{target} is there, and is no checkpoint", legal="a new or an empty folder"
@@ -61,7 +64,7 @@ def commit(made: Path, folder: str | os.PathLike[str]) -> None:
     sync(made)
     old = None
     if target.exists():
-        old = _beside(target, "removed")
+        old = _beside(target, "replaced")
         os.rename(target, old)
     os.rename(made, target)
     sync(target.parent)
@@ -76,14 +79,35 @@ def remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def prune(root: str | os.PathLike[str], keep: int) -> None:
-    """Leave the `keep` newest."""
-    for folder in checkpoints(root)[:-keep]:
-        remove(folder)
+def prune(root: str | os.PathLike[str], keep: int, spared: str | None = None) -> None:
+    """Leave the `keep` newest, and the one that is spared."""
+    try:
+        for folder in checkpoints(root)[:-keep]:
+            if os.path.abspath(folder) != spared:
+                remove(folder)
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise FileError(
+            f"an old checkpoint in {os.fspath(root)} cannot be removed: {reason}"
+        ) from None
+
+
+def _put_back(target: Path) -> None:
+    """Of a checkpoint that was about to be replaced when its process ended, the old one has no name."""
+    if not target.exists():
+        for old in _entries(target.parent):
+            found = _UNFINISHED.match(old.name)
+            if found and found[1] == target.name and found[2] == "replaced":
+                os.rename(old, target)
+                return
 
 
 def sweep(root: str | os.PathLike[str]) -> list[str]:
     """Remove what runs that ended in the middle have left; the names of that."""
+    for path in _entries(root):
+        matched = _UNFINISHED.match(path.name)
+        if matched and matched[2] == "replaced":
+            _put_back(path.parent / matched[1])
     found = [path for path in _entries(root) if _UNFINISHED.match(path.name)]
     for path in found:
         shutil.rmtree(path, ignore_errors=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote
 
 from piper.errors import FileError
+from piper.plan.optimizers import state_pieces
 from piper.plan.types import Plan
 from piper.stored.manifest import Manifest
 
@@ -48,14 +49,19 @@ def _tensors(manifest: Manifest, plan: Plan) -> Iterable[str]:
 
 def _optimizers(manifest: Manifest, plan: Plan) -> Iterable[str]:
     mine = {
-        unquote(name): plan.param_groups[bucket.group_of(place)].optimizer
+        unquote(name): (plan.param_groups[bucket.group_of(place)], plan.tensors[name].shape)
         for bucket in plan.buckets
         if bucket.trained
         for place, name in enumerate(bucket.params)
     }
-    theirs = {name: manifest.param_groups[i].optimizer for name, i in manifest.group_of.items()}
-    for name in sorted(mine):
+    theirs = {name: manifest.param_groups[i] for name, i in manifest.group_of.items()}
+    for name, (group, shape) in sorted(mine.items()):
         if name not in theirs:
             yield f"{name} was not trained"
-        elif mine[name] != theirs[name]:
-            yield f"{name} was trained by {theirs[name]}, here by {mine[name]}"
+        elif group.optimizer != theirs[name].optimizer:
+            yield f"{name} was trained by {theirs[name].optimizer}, here by {group.optimizer}"
+        else:
+            kept = {piece for piece, _ in state_pieces(theirs[name], shape)}
+            missing = [p for p, _ in state_pieces(group, shape) if p not in kept]
+            if missing:
+                yield f"{name} was trained without {', '.join(missing)}, which it needs here"

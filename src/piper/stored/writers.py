@@ -43,6 +43,12 @@ class Entry(msgspec.Struct, frozen=True):
         return ".".join(self.path)
 
 
+def has_unheld(plan: Plan) -> bool:
+    """Whether some tensors are held by no rank, because no step uses them."""
+    ranks = range(plan.mesh.size)
+    return {h.tensor for rank in ranks for h in holdings(plan, rank)} < plan.tensors.keys()
+
+
 def is_held_by(plan: Plan, ranks: Collection[int]) -> bool:
     """Whether these ranks together hold all that all ranks hold."""
     return _sizes(entries_by_rank(plan, ranks)) == _sizes(entries_by_rank(plan))
@@ -102,7 +108,7 @@ def _divided(
     tensor: str, parts: list[tuple[int, int, Holding]], load: list[int]
 ) -> Iterable[tuple[int, int, Holding, int, int]]:
     """Ranges that do not overlap and together are all that ranks hold of a tensor."""
-    if parts[0][2].form != "elements":
+    if parts[0][2].form != "elements" or not parts[0][2].box.num_elements:
         rank, number, held = min(parts, key=lambda part: load[part[0]])
         yield rank, number, held, 0, 0
         return

@@ -17,6 +17,7 @@ from piper.api.saving import Saving
 from piper.errors import FileError, PiperError, RankLost, RunError
 from piper.stored.folders import checkpoints, prune, step_folder, sweep
 from piper.stored.manifest import read_manifest
+from piper.stored.writers import has_unheld
 from piper.training.callbacks import Callbacks
 from piper.training.elastic import Attempt
 from piper.training.line import Log
@@ -64,7 +65,7 @@ class Checkpoints:
 
     def rescue(self, survivors: Sequence[int]) -> None:
         """After a loss: save what is left of the run, if that is all of it."""
-        self.saving = None  # its ranks are gone
+        self.abandon()  # its ranks are gone
         if self.last == self.run.steps:
             return
         target = step_folder(self.folder, self.run.steps)
@@ -87,7 +88,6 @@ class Checkpoints:
             self._look(wait=True)
         if self.last == self.run.steps:
             return
-        self.last = self.run.steps
         try:
             target = step_folder(self.folder, self.run.steps)
             self.saving = self.run.save(target, wait=False, training=facts_of(self.progress()))
@@ -100,6 +100,24 @@ class Checkpoints:
         if self.saving:
             self._look(wait=True)
 
+    def leave(self) -> None:
+        """Training has failed, or was interrupted: what is on its way is finished if it can be."""
+        if self.saving and not self.run.workers.failed and self.run.workers.reading != "rank":
+            with contextlib.suppress(PiperError):
+                self._look(wait=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Remove what is on its way, and will not be whole."""
+        if self.saving:
+            self.saving.abandon()
+        self.saving = None
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the last step is."""
+        return self.last == self.run.steps
+
     def _look(self, *, wait: bool) -> None:
         assert self.saving is not None
         saving = self.saving
@@ -108,12 +126,11 @@ class Checkpoints:
                 saving.wait()
             if not saving.done():
                 return
-            if self.keep:
-                self.run.agreed(lambda: prune(self.folder, self.keep or 0))
         except FileError as error:
             self._failed(error)
             return
-        self.saving = None
+        self.saving, self.last = None, saving.steps
+        self._prune()
         facts = {
             "step": saving.steps,
             "folder": os.fspath(saving.folder),
@@ -122,6 +139,16 @@ class Checkpoints:
         }
         self.lines.checkpoint(facts)
         self.told.tell("on_checkpoint", facts)
+
+    def _prune(self) -> None:
+        """Leave the latest ones, and the one that tensors which no rank holds are read from."""
+        if not self.keep:
+            return
+        source = self.run.resumed_from if has_unheld(self.run.plan) else None
+        try:
+            self.run.agreed(lambda: prune(self.folder, self.keep or 0, source))
+        except FileError as error:
+            self.lines.warning(self.run.steps, f"{error.message}; training goes on")
 
     def _failed(self, error: FileError) -> None:
         """Training goes on: what was saved before is still there."""
@@ -132,19 +159,24 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def surviving(saver: Checkpoints, attempt: Attempt | None) -> Iterator[None]:
-    """Inside, a loss of ranks ends the attempt, after what is left was saved."""
-    if attempt is None:
-        yield
-        return
-    saver.run.workers.spare_survivors()
-    if not saver.run.resumed:
-        saver.begin()  # so that there is one to go on from
+    """Inside, a loss of ranks ends the attempt, after what is left was saved. What is on its way when
+    training fails is finished, or removed."""
+    if attempt is not None:
+        saver.run.workers.spare_survivors()
+        if not saver.run.resumed:
+            saver.begin()  # so that there is one to go on from
     try:
         yield
     except RankLost as error:
+        if attempt is None:
+            saver.leave()
+            raise
         saver.lines.warning(saver.run.steps + 1, error.message)
         attempt.lost_at = time.perf_counter()
         saver.rescue(error.survivors)
+        raise
+    except BaseException:
+        saver.leave()
         raise
 
 
@@ -162,7 +194,9 @@ def progress_of(run: Run) -> Progress:
         return Progress()
     if not run.resumed.training:
         return Progress(position=Position(steps=run.steps))
-    return Progress.from_json(msgspec.json.encode(run.resumed.training))
+    found = Progress.from_json(msgspec.json.encode(run.resumed.training))
+    position = msgspec.structs.replace(found.position, steps=run.steps)
+    return msgspec.structs.replace(found, position=position)
 
 
 def newest(folder: str | os.PathLike[str], lines: Log) -> str | None:
@@ -185,6 +219,11 @@ def check_settings(folder: Any, every: int | None, keep: int | None, resume: boo
     """Raise unless these go together."""
     if folder is None and (every or keep or resume):
         raise RunError("checkpoints, but no folder for them", legal='checkpoint="DIR"')
+    if folder is not None and not resume and checkpoints(folder):
+        raise RunError(
+            f"{os.fspath(folder)} has checkpoints of another training",
+            legal="resume=True (--resume) to go on with it, or another folder",
+        )
     for name, number in (("checkpoint_every", every), ("keep", keep)):
         if number is not None and (not isinstance(number, int) or number < 1):
             raise RunError(f"{name}={number!r}", legal="at least 1, or None")

@@ -47,7 +47,7 @@ def check_policy(data: Any, policy: ReadPolicy) -> None:
 def check_again(data: Any) -> None:
     """Raise unless it can be read several times."""
     check_data(data)
-    if not callable(data) and iter(data) is data:
+    if not callable(data) and isinstance(data, Iterator):
         raise RunError(
             "the data can be read only once",
             legal="a list or DataLoader of global batches, or a function data(share)",

@@ -90,7 +90,7 @@ def train(
         try:
             before = checkpoint if resume or attempt else None
             with opened(job, launch, log, launch_options, before) as (run, lines):
-                begun = start or progress_of(run)
+                begun = progress_of(run) if run.resumed else start or Progress()
                 loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
                 if checkpoint is None:
                     return loop.train(data, evaluate, evaluate_every)
@@ -191,13 +191,14 @@ class _Loop:
                 self.evaluate(evaluate)
             if attempt and (text := attempt.stepped()):
                 self.lines.note(text)
-            if saver and saver.after_step() and attempt and attempt.wants_more():
-                saver.end()
-                self.lines.note(f"more ranks are there: launched again after step {self.done}")
-                return self.training
+            due = saver.after_step() if saver else False
             if asked_to_end():
                 self.training.stopped = True
                 break
+            if saver and due and attempt and attempt.wants_more():
+                saver.end()
+                self.lines.note(f"more ranks are there: launched again after step {self.done}")
+                return self.training
         if self.steps is not None and self.done < self.steps and not self.training.stopped:
             raise RunError(
                 f"the data ended after {self.done} of {self.steps} steps",
@@ -206,7 +207,8 @@ class _Loop:
         if saver:
             saver.end()
         if self.training.stopped:
-            self.lines.note(f"asked to end: stopped after step {self.done}, which is saved")
+            saved = "saved" if saver and saver.is_saved else "not saved"
+            self.lines.note(f"asked to end: stopped after step {self.done}, which is {saved}")
         elif evaluate is not None and self.meter.num and not self._evaluated:
             self.evaluate(evaluate)
         return self.end()

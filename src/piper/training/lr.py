@@ -67,7 +67,7 @@ class LearningRate:
                 if loss is None:
                     raise RunError(
                         "ReduceLROnPlateau looks at the loss, which advance was not given",
-                        legal="advance(loss)",
+                        legal="a checkpoint that piper.train saved",
                     )
                 scheduler.step(loss)
             else:
@@ -76,11 +76,15 @@ class LearningRate:
     def state_dict(self) -> dict[str, Any]:
         """Where the schedule stands."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group, _ in self._groups]
-        return {"schedulers": [s.state_dict() for s in self.schedulers], "groups": groups}
+        changed = [sorted(keys) for keys in self._changed]
+        schedulers = [scheduler.state_dict() for scheduler in self.schedulers]
+        return {"schedulers": schedulers, "groups": groups, "changed": changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for (group, _), saved in zip(self._groups, state["groups"], strict=True):
             group.update(saved)
+        for known, keys in zip(self._changed, state["changed"], strict=True):
+            known.update(keys)
         for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
 

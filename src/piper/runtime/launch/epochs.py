@@ -45,7 +45,7 @@ class Epochs:
 
     def order(self, batches: Any) -> Iterator[list[int]]:
         """The samples of each batch of the present epoch that is to be read."""
-        batches = _seeded(batches, self._seed + self.epoch)
+        batches = _seeded(batches, self._seed, self.epoch)
         self._sizes.clear()
         self.sample = 0
         if self._epochs_left:
@@ -140,12 +140,16 @@ def _length(batches: BatchSampler) -> int | None:
     return num - num % batches.batch_size if batches.drop_last else num
 
 
-def _seeded(batches: Any, seed: int) -> Any:
-    """A copy of a sampler of batches that draws the same order in every process."""
+def _seeded(batches: Any, seed: int, epoch: int) -> Any:
+    """A copy of a sampler of batches that draws the same order in every process, and whenever it is
+    asked for that of an epoch. The seed of its own generator counts for more than ours."""
     sampler: Any = getattr(batches, "sampler", None)
-    if getattr(sampler, "generator", 0) is not None:
-        return batches  # it does not draw, or has a generator of its own
+    own = getattr(sampler, "generator", seed)
+    if isinstance(own, torch.Generator):
+        seed = own.initial_seed()
+    elif own is not None:
+        return batches  # it does not draw, or in a way of its own
     batches, sampler = copy.copy(batches), copy.copy(sampler)
-    sampler.generator = torch.Generator().manual_seed(seed)
+    sampler.generator = torch.Generator().manual_seed(seed + epoch)
     batches.sampler = sampler
     return batches

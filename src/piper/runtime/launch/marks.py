@@ -49,7 +49,7 @@ def encoded(state: Any) -> dict[str, Any]:
         torch.load(file, weights_only=True)
     except (pickle.PickleError, AttributeError, TypeError) as error:
         raise RunError(
-            f"the state_dict() of a loader cannot be saved: {str(error).splitlines()[0]}",
+            f"the state_dict() of a loader or scheduler cannot be saved: {str(error).splitlines()[0]}",
             legal="numbers, texts, tensors, and lists, tuples and dictionaries of them",
         ) from None
     return {"torch": base64.b64encode(file.getvalue()).decode()}

@@ -12,6 +12,7 @@ from piper.bodies.files.registrations import registering_modules
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes
 from piper.plan.holdings import holdings
+from piper.plan.optimizers import check_planned
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.marks import Mark
@@ -191,6 +192,8 @@ class PoolRun:
                 f"options of {len(each)} parameter groups, but the plan has {num}",
                 legal="one mapping for all, or a list with one for each",
             )
+        for group, new in zip(self.plan.param_groups, each, strict=True):
+            check_planned(group, new)
         before = self._set or [{} for _ in each]
         self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
         self.now = [{**old, **new} for old, new in zip(self.now, each, strict=True)]

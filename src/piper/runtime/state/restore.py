@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def restore(worker: Worker, stored: StoredState) -> None:
     """After the model's tensors: optimizer state, moving averages, and the number of steps."""
-    worker.steps.begun = stored.steps
+    worker.steps.begun = worker.steps.finished = stored.steps
     if not stored.steps:
         return
     held: dict[int, list[Holding]] = {}  # by the updater
@@ -57,7 +57,10 @@ class _Updater:
         for one in held:
             if one.what != "state" or not self._lies_in(piece, one):
                 continue
-            values = self._values(self.stored.optimizer.get(unquote(one.tensor), {}), one)
+            kept_before = self.stored.optimizer.get(unquote(one.tensor), {})
+            if one.state not in kept_before:
+                continue  # the optimizer had made none yet, and makes it when it first needs it
+            values = self._values(kept_before, one)
             if one.form == "elements":
                 stepped = self.updater.stepped[number]
                 state = kept.setdefault(one.state, torch.zeros_like(stepped.detach()))

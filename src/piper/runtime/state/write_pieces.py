@@ -37,7 +37,8 @@ class Writing:
     def __init__(self, worker: Worker, entries: Sequence[Entry], folder: str) -> None:
         self.plan = worker.plan
         began = time.perf_counter()
-        self.copies = [(entry, _copy(worker, entry)) for entry in entries]
+        copies = ((entry, _copy(worker, entry)) for entry in entries)
+        self.copies = [(entry, copy) for entry, copy in copies if copy is not None]
         if worker.device.type == "cuda":
             torch.cuda.synchronize(worker.device)
         self.seconds = time.perf_counter() - began  # that the work waited
@@ -85,12 +86,13 @@ def _write_all(file: Any, data: memoryview) -> None:
         data = data[file.write(data) :]
 
 
-def _copy(worker: Worker, entry: Entry) -> Tensor:
-    """On the CPU, so that training may go on."""
+def _copy(worker: Worker, entry: Entry) -> Tensor | None:
+    """On the CPU, so that training may go on; None for what an optimizer has not made yet."""
     if entry.holding < 0:
         return worker.weights.whole(entry.tensor)
     tensor = worker.held(worker.holdings[entry.holding])
-    assert tensor is not None
+    if tensor is None:
+        return None
     if not entry.whole:
         begin = worker.holdings[entry.holding].first
         tensor = tensor.reshape(-1)[entry.first - begin : entry.last - begin]

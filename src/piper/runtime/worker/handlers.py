@@ -66,7 +66,7 @@ def _fold(worker: Worker, task: Fold) -> Start:
 
     def start() -> None:
         results = function(*[slots[i] for i in inputs])
-        worker.folded = worker.steps.begun
+        worker.steps.folded = worker.steps.begun
         for i, result in zip(outputs, results, strict=True):
             slots[i].copy_(result)  # an evaluation shows the same memory
 

@@ -13,9 +13,12 @@ from piper.plan.types import Plan, RankPlan
 
 @dataclass
 class Steps:
-    """How many have begun, of all plans that train the same parameters."""
+    """Of all plans that train the same parameters: how many have begun, how many have ended, and the
+    number (from 1 on) of the last one that has changed a buffer."""
 
     begun: int = 0
+    finished: int = 0
+    folded: int = 0
 
 
 class Keys:

@@ -119,6 +119,11 @@ class Updater:
             groups = optimizer.state_dict()["param_groups"]
             state = {index: dict(kept) for index, kept in enumerate(mine) if kept}
             optimizer.load_state_dict({"state": state, "param_groups": groups})
+            for param, kept in zip(optimizer.param_groups[0]["params"], mine, strict=True):
+                for key, value in kept.items():  # torch takes numbers to the parameters' dtype
+                    now = optimizer.state[param][key]
+                    if now.dtype != value.dtype and not value.dim():
+                        optimizer.state[param][key] = value.to(now.device)
         for now, average in zip(self.averages, averages, strict=True):
             now.copy_(average)
         self._begun = True

@@ -82,8 +82,6 @@ class Worker:
         self._targets = [  # per task, what it fills if it communicates
             (t.target,) if isinstance(t, Comm) and t.facts.leaves else () for t in self.me.tasks
         ]
-        self.finished = stored.steps if stored else 0  # how many steps have ended
-        self.folded = 0  # the number of the last step that has changed a buffer, from 1 on
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
             self.weights = Weights(plan, bodies, stored, memory, given)
@@ -222,7 +220,7 @@ class Worker:
             self.load_batch(leaves)
             self.order.run()
             found = self.results()
-        self.finished = self.steps.begun
+        self.steps.finished = self.steps.begun
         return found
 
     def settled_steps(self) -> int | None:
@@ -231,9 +229,9 @@ class Worker:
         found = {updater.taken for updater in self.updaters.values()}
         if any(updater.unsettled for updater in self.updaters.values()):
             return -1
-        if self.folded:
-            whole = self.folded <= self.finished or self.finished == self.steps.begun
-            found.add(self.finished if whole else -1)
+        if self.steps.folded:
+            whole = self.steps.folded <= self.steps.finished
+            found.add(self.steps.finished if whole else -1)
         if len(found) > 1:
             return -1
         return found.pop() if found else None
