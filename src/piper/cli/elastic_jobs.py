@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.lowering_options import lowered
-from piper.cli.user_file import chosen_strategy, trace_file
+from piper.cli.user_file import DEGREES, chosen_strategy, schedule_function, trace_file
 from piper.errors import FileError, PiperError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def elastic_jobs(
             "--elastic needs to know the strategies for other numbers of ranks",
             legal=f"def elastic(ranks): ... in {arguments.file}, or --pp, --dp and other degrees",
         )
-    plain = argparse.Namespace(**{**vars(arguments), **dict.fromkeys(_DEGREES), "strategy": None})
+    plain = argparse.Namespace(**{**vars(arguments), **dict.fromkeys(DEGREES), "strategy": None})
     program = trace_file(module, plain, own=False)
 
     def job(ranks: int) -> Job | None:
@@ -48,18 +48,14 @@ def elastic_jobs(
     return job, most
 
 
-_DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute")
-
-
 def _strategies(own: Any, arguments: argparse.Namespace, ranks: int) -> list[Callable[..., None]]:
     """Those to try, the one with most ranks first."""
-    from piper.cli.user_file import schedule_function
     from piper.strategies import parallel
 
     if own is not None:
         found = own(ranks)
         return [] if found is None else [found]
-    degrees = {name: getattr(arguments, name) for name in _DEGREES if getattr(arguments, name)}
+    degrees = {name: getattr(arguments, name) for name in DEGREES if getattr(arguments, name)}
     if "schedule" in degrees:
         degrees["schedule"] = schedule_function(degrees["schedule"])
     pp, dp, ep = (degrees.pop(name, 1) for name in ("pp", "dp", "ep"))

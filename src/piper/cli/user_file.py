@@ -13,8 +13,8 @@ from typing import Any
 from piper.errors import FileError, did_you_mean
 from piper.files import module_of
 
-_DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute")
-STRATEGY_OPTIONS = ("strategy", "mean", *_DEGREES)
+DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute")
+STRATEGY_OPTIONS = ("strategy", "mean", *DEGREES)
 
 
 def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") -> None:
@@ -109,7 +109,7 @@ def chosen_strategy(
 ) -> Callable[..., None] | None:
     from piper.strategies import parallel
 
-    degrees = {name: getattr(arguments, name) for name in _DEGREES if getattr(arguments, name)}
+    degrees = {name: getattr(arguments, name) for name in DEGREES if getattr(arguments, name)}
     for name in ("pp", "dp", "ep", "microbatches"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise FileError(f"--{name} {getattr(arguments, name)}", legal="at least 1")
