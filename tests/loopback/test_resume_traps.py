@@ -206,3 +206,26 @@ def test_a_generator_of_the_users_gives_every_share_the_same_order() -> None:
     piper.train(_job(dp=2), data, steps=2, launch="loopback", log="none")
     assert sorted(seen) == list(range(16))
     assert seen != sorted(seen)
+
+
+class _Always(nn.Module):
+    """Dropout that evaluation does not turn off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.layer(x), 0.5)
+
+
+def test_evaluations_draw_the_numbers_that_they_would_have(tmp_path: Path) -> None:
+    job = piper.trace(_Always, BATCH, _step).apply(parallel(dp=2)).lower()
+    with job.launch("loopback") as run:
+        run.step(BATCH)
+        first = [run.evaluate(BATCH).loss for _ in range(2)]
+        run.save(tmp_path / "saved")
+        wanted = [run.evaluate(BATCH).loss, run.step(BATCH).loss]
+    with job.resume(tmp_path / "saved", "loopback") as run:
+        assert [run.evaluate(BATCH).loss, run.step(BATCH).loss] == wanted
+    assert len({*first, wanted[0]}) == 3

@@ -66,6 +66,7 @@ class Run:
         self.resumed: Manifest | None = None  # what it goes on from, if it was saved before
         self.resumed_from: str | None = None  # and the folder of that
         self.steps = workers.stored.steps if workers.stored else 0  # done so far
+        self.evaluations = workers.stored.evaluations if workers.stored else 0
         # By purpose: shapes of the batch that the ranks have read and not used, if any.
         self._fetched: dict[str, Shapes] = {}
         self._shares: dict[str, bool] = {}  # by purpose: whether a rank gives its own rows alone
@@ -165,9 +166,11 @@ class Run:
         leaves, shapes = self._given(batch, "eval")
         try:
             role = self._ready("eval", shapes)
-            return _result(self._open().evaluate(leaves, role=role))
+            result = _result(self._open().evaluate(leaves, role=role))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
+        self.evaluations += 1
+        return result
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:

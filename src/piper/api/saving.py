@@ -42,7 +42,7 @@ class Saving:
     ) -> None:
         self.run = run
         self.folder = Path(os.path.abspath(folder))
-        self.steps = run.steps
+        self.steps, self.evaluations = run.steps, run.evaluations
         self.training = training
         self.survivors = survivors  # who writes, after a failure
         self.finished = False
@@ -106,6 +106,7 @@ class Saving:
             self.run.plan,
             piper=_version(),
             steps=self.steps,
+            evaluations=self.evaluations,
             options=self._options,
             tensors=tensors,
             paths={".".join(path): path for path in sorted(parts)},

@@ -27,6 +27,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     piper: str
     steps: int
+    evaluations: int = 0  # each draws other random numbers
     seed: int
     mesh: str
     plan: str  # its hash
@@ -60,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 optimizer.setdefault(own, {})[rest[0]] = found
             else:
                 (averages if section == "ema" else model)[own] = found
-        return StoredState(model, averages, optimizer, self.steps)
+        return StoredState(model, averages, optimizer, self.steps, self.evaluations)
 
 
 def _located(piece: Piece, folder: str) -> Piece:

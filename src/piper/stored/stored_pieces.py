@@ -47,3 +47,4 @@ class StoredState(msgspec.Struct, frozen=True):
     averages: Stored = {}
     optimizer: dict[str, Stored] = {}
     steps: int = 0
+    evaluations: int = 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def restore(worker: Worker, stored: StoredState) -> None:
     """After the model's tensors: optimizer state, moving averages, and the number of steps."""
     worker.steps.begun = worker.steps.finished = stored.steps
+    worker.evaluations.begun = stored.evaluations
     if not stored.steps:
         return
     held: dict[int, list[Holding]] = {}  # by the updater

@@ -77,7 +77,8 @@ class Worker:
         self.pooled: dict[int, Tensor] = {}  # slot -> its shape of a buffer that it shares
         trained = shares if plan.train else None
         self.updaters: dict[int, Updater] = trained.updaters if trained else {}  # per bucket
-        self.steps: Steps = trained.steps if trained else Steps()
+        self.evaluations: Steps = shares.evaluations if shares else Steps()
+        self.steps: Steps = trained.steps if trained else self.evaluations if shares else Steps()
         self.keys = Keys(plan, self.me, self.device, self.steps)
         self._targets = [  # per task, what it fills if it communicates
             (t.target,) if isinstance(t, Comm) and t.facts.leaves else () for t in self.me.tasks
