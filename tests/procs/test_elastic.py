@@ -16,7 +16,9 @@ import piper
 from piper.errors import RankLost, RunError
 from piper.strategies import parallel
 from tests.procs import tiny, unhurried
+from tests.procs.conftest import GetPool
 from tests.procs.elastic_training import ElasticTraining, undisturbed
+from tests.zoo import CASES, program_of
 
 pytestmark = pytest.mark.xdist_group("procs")
 
@@ -85,6 +87,21 @@ def test_a_rank_in_the_middle_of_its_update_says_so() -> None:
         first.settle(torch.tensor(2.0))
         assert worker.settled_steps() == 1
         first.average()  # it has taken the next step; others have not
+        assert worker.settled_steps() == -1
+
+
+def test_steps_of_all_shapes_count_as_done(pool: GetPool) -> None:
+    """Their plans change the same buffers: one that has begun to is not done."""
+    job = program_of("statistics").apply(parallel(dp=2, microbatches=2)).lower()
+    batch = CASES["statistics"].batch(0)
+    with job.launch(pool(2)) as run:
+        run.step(batch)
+        run.step({name: leaf[: len(leaf) // 2] for name, leaf in batch.items()})
+        assert len(run.compiled) == 1
+        assert run.workers.settled_steps([0, 1]) == {2}
+    with job.launch("loopback") as run:
+        worker, _ = run.workers.workers
+        worker.steps.begun, worker.steps.finished, worker.steps.folded = 3, 2, 3
         assert worker.settled_steps() == -1
 
 
