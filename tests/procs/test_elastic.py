@@ -45,6 +45,16 @@ def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str) -> N
     print(f"zero {zero}: {kills} losses, went on after {min(seconds)} to {max(seconds)} s")
 
 
+def test_the_last_rank_comes_back_at_once(tmp_path: Path) -> None:
+    run = ElasticTraining(
+        tmp_path, "--dp", "1", "--microbatches", "4", "--steps", "120", "--every", "5"
+    )
+    run.lose(random.Random(1))
+    run.end()
+    assert "with 1 of 1 ranks" in run.notes("went on")[0]
+    assert run.losses() == pytest.approx(undisturbed(120, microbatches=4), rel=1e-5)
+
+
 @pytest.mark.parametrize(("zero", "left"), [(0, True), (1, False), (3, False)])
 def test_survivors_save_what_they_hold_if_it_is_everything(
     tmp_path: Path, zero: int, left: bool

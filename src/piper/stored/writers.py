@@ -51,7 +51,7 @@ def has_unheld(plan: Plan) -> bool:
 
 def is_held_by(plan: Plan, ranks: Collection[int]) -> bool:
     """Whether these ranks together hold all that all ranks hold."""
-    return _sizes(entries_by_rank(plan, ranks)) == _sizes(entries_by_rank(plan))
+    return bool(ranks) and _sizes(entries_by_rank(plan, ranks)) == _sizes(entries_by_rank(plan))
 
 
 def _sizes(entries: Iterable[Iterable[Entry]]) -> dict[str, int]:

@@ -23,7 +23,8 @@ class Elastic:
     `jobs(n)` gives the job for `n` ranks, or for fewer, or None where n are too few; all with as many
     global microbatches, so that training does not depend on how many ranks there are. `ranks` is how
     many there may be. `available()` says how many could be had now: it is asked before training begins,
-    after a loss, and at each checkpoint. Without it, a rank that was lost comes back at the next one.
+    after a loss, and at each checkpoint. Without it, a rank that was lost comes back at the next one, or
+    at once if the others are too few.
     """
 
     jobs: Callable[[int], Job | None]
@@ -101,7 +102,8 @@ def attempts(elastic: Elastic, train: Callable[[Attempt], Training]) -> Training
             if in_a_row >= IN_A_ROW:
                 raise
             left = attempt.job.plan.mesh.size - max(1, len(error.ranks))
-            ranks = left if elastic.available is None else elastic.at_hand()
+            enough = elastic.available is None and elastic.job(left) is not None
+            ranks = left if enough else elastic.at_hand()
             continue
         if not attempt.outgrown:
             return training
