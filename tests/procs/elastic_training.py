@@ -38,6 +38,7 @@ class ElasticTraining:
                 stderr=errors,
                 text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
             )
         self.events: list[dict[str, Any]] = []
         self.workers: dict[int, int] = {}  # rank -> its latest process
@@ -93,6 +94,8 @@ class ElasticTraining:
 
     def end(self) -> None:
         self.reader.join(240)
+        if self.reader.is_alive():  # torchrun would go on
+            os.killpg(self.process.pid, signal.SIGKILL)
         assert self.process.wait(30) == 0, self.errors.read_text()
 
     def notes(self, words: str) -> list[str]:

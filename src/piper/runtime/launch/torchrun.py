@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
@@ -62,7 +63,7 @@ class TorchrunPool:
         self.own_group = not dist.is_initialized()
         if self.own_group:
             seconds = START_SECONDS + timeout  # others wait for a rank that reads its data
-            join(rank, num_ranks=world, init_method="env://", timeout=seconds)
+            join(rank, num_ranks=world, store=_store(rank, world, seconds), timeout=seconds)
         local, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         self.board = os.memfd_create("piper-board")
         cells = Board(1, f"/proc/self/fd/{self.board}").cells(0)
@@ -224,6 +225,14 @@ class TorchrunPool:
             else:
                 time.sleep(QUIET_SECONDS)
         os._exit(1)
+
+
+def _store(rank: int, world: int, seconds: float) -> dist.Store:
+    """Where ranks meet. torchrun keeps its store when it starts ranks anew: without a name for each
+    start a rank would find addresses of processes that are gone."""
+    store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=timedelta(seconds=seconds)))
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"piper.{start}.{world}", store)
 
 
 def _say(error: RunError) -> None:
