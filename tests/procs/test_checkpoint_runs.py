@@ -16,7 +16,7 @@ import pytest
 from piper.cli.main import main
 from piper.stored.folders import checkpoints
 
-pytestmark = pytest.mark.xdist_group("procs")
+pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(900)]
 
 FILE = str(Path(__file__).with_name("tiny.py"))
 DP2 = ["--dp", "2", "--zero", "2", "--microbatches", "2"]

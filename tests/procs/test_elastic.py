@@ -20,7 +20,7 @@ from tests.procs.conftest import GetPool
 from tests.procs.elastic_training import ElasticTraining, undisturbed
 from tests.zoo import CASES, program_of
 
-pytestmark = pytest.mark.xdist_group("procs")
+pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(900)]
 
 FILE = str(Path(__file__).with_name("unhurried.py"))
 LONG = bool(os.environ.get("PIPER_LONG"))

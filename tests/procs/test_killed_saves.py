@@ -13,7 +13,7 @@ import pytest
 import piper
 from tests.procs import tiny
 
-pytestmark = pytest.mark.xdist_group("procs")
+pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(900)]
 
 KILLS = 100 if os.environ.get("PIPER_LONG") else 12
 

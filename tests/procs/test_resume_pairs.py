@@ -17,7 +17,7 @@ from piper.strategies import parallel
 from tests.procs.conftest import GetPool
 from tests.zoo import CASES, Plain
 
-pytestmark = pytest.mark.xdist_group("procs")
+pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(900)]
 
 PIECES, HALF = 8, 10
 CASE = CASES["deep_moe"]

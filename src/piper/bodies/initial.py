@@ -29,6 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from piper.bodies.operators import draws_random
 from piper.errors import Source, TraceError, is_users, user_source
 
+READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)  # of fake tensors
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -114,7 +116,7 @@ def recording() -> Iterator[Initializers]:
     try:
         with _Recorder(initializers), _Reader(initializers):
             yield initializers
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except READS_VALUES as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [Source(f.filename, f.lineno or 0) for f in frames if is_users(f.filename)]
         place = f" at {lines[-1]}" if lines else ""

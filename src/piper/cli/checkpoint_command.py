@@ -7,11 +7,12 @@ import json
 import math
 import os
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from piper.ir.form.byte_sizes import show_size
-from piper.stored.folders import checkpoints, found_in
-from piper.stored.manifest import Manifest
+
+if TYPE_CHECKING:
+    from piper.stored.manifest import Manifest
 
 FAILED = 1
 
@@ -40,6 +41,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from piper.stored.folders import found_in
+
     path, manifest = found_in(arguments.folder)
     if arguments.action == "show":
         return _show(arguments, path, manifest)
@@ -54,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace, path: str, manifest: Manifest) -> int:
+    from piper.stored.folders import checkpoints
+
     sections: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for name, tensor in manifest.tensors.items():
         counts = sections[manifest.paths[name][0]]

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from piper.bodies.initial import READS_VALUES
 from piper.errors import PiperError, Source, TraceError
 from piper.frontend.refuse.side_effects import TracedEffects
 
@@ -75,7 +76,7 @@ def readable_building() -> Iterator[None]:
     """Torch's errors while make_model runs, as a TraceError; the user's own stay as they are."""
     try:
         yield
-    except (PiperError, OSError):
+    except (PiperError, OSError, *READS_VALUES):
         raise
     except Exception as error:
         stack = traceback.extract_tb(error.__traceback__)
