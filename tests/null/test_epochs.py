@@ -150,7 +150,7 @@ def test_states_of_loaders_come_back_as_they_were(state: dict[Any, Any]) -> None
 
 
 def test_states_that_cannot_be_saved_or_read_are_one_error() -> None:
-    with pytest.raises(RunError, match=r"state_dict.. of a loader cannot be saved"):
+    with pytest.raises(RunError, match=r"state_dict.. of a loader or scheduler cannot be saved"):
         encoded({"file": open})
     for bad in ({"torch": "!"}, {"torch": "AAAA"}, {}):
         with pytest.raises(RunError, match="saved state of a loader is damaged"):
