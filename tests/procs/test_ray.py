@@ -137,6 +137,23 @@ def test_a_state_dict_reaches_the_nodes_and_goes_out(pool: RayPool, tmp_path: Pa
 
 
 @needs_ray
+def test_a_saved_run_goes_on_on_a_cluster_and_back(pool: RayPool, tmp_path: Path) -> None:
+    batches = [*batches_of("dense"), *batches_of("dense")]
+    wanted = _job("dp2", "none")
+    with wanted.launch("loopback") as run:
+        losses = [run.step(batch).loss for batch in batches]
+    with wanted.launch("loopback") as run:
+        found = [run.step(batch).loss for batch in batches[:2]]
+        run.save(tmp_path / "first")
+    with _job().resume(tmp_path / "first", pool) as run:
+        found += [run.step(batch).loss for batch in batches[2:4]]
+        run.save(tmp_path / "second")
+    with wanted.resume(tmp_path / "second", "loopback") as run:
+        found += [run.step(batch).loss for batch in batches[4:]]
+    assert found == pytest.approx(losses, rel=1e-9)
+
+
+@needs_ray
 def test_a_killed_actor_is_named_and_others_start_in_its_place(pool: RayPool) -> None:
     job, batch = _job(), CASES["dense"].batch(0)
     pids, nodes = pool.processes, pool.nodes
@@ -233,25 +250,6 @@ def test_piper_train_on_a_cluster_is_that_on_local_processes(
     up = [event["text"] for event in found[1] if event["event"] == "launch"]
     nodes = [re.search(r"on node (\w+)", text) for text in up]
     assert len({node[1] for node in nodes if node}) == 2
-
-
-@needs_ray
-def test_a_saved_run_goes_on_on_a_cluster_and_back(pool: RayPool, tmp_path: Path) -> None:
-    if not pool.alive:  # a test before this one has ended it
-        pool.restart()
-    batches = [*batches_of("dense"), *batches_of("dense")]
-    wanted = _job("dp2", "none")
-    with wanted.launch("loopback") as run:
-        losses = [run.step(batch).loss for batch in batches]
-    with wanted.launch("loopback") as run:
-        found = [run.step(batch).loss for batch in batches[:2]]
-        run.save(tmp_path / "first")
-    with _job().resume(tmp_path / "first", pool) as run:
-        found += [run.step(batch).loss for batch in batches[2:4]]
-        run.save(tmp_path / "second")
-    with wanted.resume(tmp_path / "second", "loopback") as run:
-        found += [run.step(batch).loss for batch in batches[4:]]
-    assert found == pytest.approx(losses, rel=1e-9)
 
 
 @needs_ray
