@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import piper
 from piper.api.job import Job
-from piper.errors import FileError, RunError
+from piper.errors import FileError, RankLost, RunError
 from piper.stored.folders import begin, checkpoints, commit, found_in, sweep
 from piper.strategies import parallel
 from piper.training.callbacks import Callbacks
@@ -229,3 +230,74 @@ def test_evaluations_draw_the_numbers_that_they_would_have(tmp_path: Path) -> No
     with job.resume(tmp_path / "saved", "loopback") as run:
         assert [run.evaluate(BATCH).loss, run.step(BATCH).loss] == wanted
     assert len({*first, wanted[0]}) == 3
+
+
+class _Loses:
+    """A callback with which the training loses a rank after so many steps, once."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.seen: list[int] = []
+
+    def on_step(self, record: Any) -> None:
+        self.seen.append(record.step)
+        if self.seen.count(self.step) == 1 and record.step == self.step:
+            raise RankLost("rank 1 was lost", ranks=[1], survivors=[])
+
+
+def _elastic() -> piper.Elastic:
+    jobs = {1: _job(microbatches=2), 2: _job(dp=2)}
+    return piper.Elastic(jobs.get, ranks=2)
+
+
+def test_an_elastic_training_goes_on_after_its_start(tmp_path: Path) -> None:
+    """Each attempt once began where the first had."""
+    with _job(dp=2).launch("loopback") as run:
+        before = piper.train(run, [BATCH] * 20, steps=3, log="none")
+    start = Progress(position=before.position, records=tuple(before.records))
+    loses = _Loses(6)
+    found = piper.train(
+        _elastic(), [BATCH] * 20, steps=8, launch="loopback", log="none", start=start,
+        checkpoint=tmp_path / "run", checkpoint_every=1, callbacks=[loses],
+    )  # fmt: skip
+    assert loses.seen in (
+        [4, 5, 6, 6, 7, 8],
+        [4, 5, 6, 5, 6, 7, 8],
+    )  # the last save may be on its way
+    assert [record.step for record in found.records] == list(range(1, 9))
+
+
+def test_a_request_to_end_is_heard_where_training_would_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import piper.training.loop as loop
+
+    loses = _Loses(2)
+
+    @contextlib.contextmanager
+    def asked(run: Any) -> Iterator[Callable[[], bool]]:
+        yield lambda: run.plan.mesh.size == 1 and len(loses.seen) == 5
+
+    monkeypatch.setattr(loop, "heeding_termination", asked)
+    found = piper.train(
+        _elastic(), [BATCH] * 20, steps=8, launch="loopback", log="none",
+        checkpoint=tmp_path / "run", checkpoint_every=4, callbacks=[loses],
+    )  # fmt: skip
+    assert loses.seen == [1, 2, 1, 2, 3]
+    assert found.stopped and checkpoints(tmp_path / "run")[-1].name == "step-00000003"
+
+
+def test_three_losses_in_a_row_are_an_error(tmp_path: Path) -> None:
+    starts: list[dict[str, Any]] = []
+
+    class Never:
+        def on_start(self, facts: dict[str, Any]) -> None:
+            starts.append(facts)
+            raise RankLost("rank 0 was lost", ranks=[0], survivors=[])
+
+    with pytest.raises(RankLost, match="rank 0 was lost"):
+        piper.train(
+            _elastic(), [BATCH] * 4, steps=4, launch="loopback", log="none",
+            checkpoint=tmp_path / "run", callbacks=[Never()],
+        )  # fmt: skip
+    assert [facts["ranks"] for facts in starts] == [2, 1, 2]

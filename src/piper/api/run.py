@@ -27,7 +27,7 @@ from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
 from piper.runtime.worker.weights import Weights
-from piper.stored.writers import is_held_by
+from piper.stored.writers import Entry, entries_by_rank, is_held_by
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -345,6 +345,16 @@ class Run:
                 own = unquote(name)
                 whole[own] = held[own] if own in held else self._weights.as_held(name)
         return whole
+
+    @cached_property
+    def entries(self) -> list[list[Entry]]:
+        """What each rank writes of the state, while there are all of them."""
+        return entries_by_rank(self.plan)
+
+    @property
+    def has_unheld(self) -> bool:
+        """Whether some tensors are held by no rank, because no step uses them."""
+        return any(entry.holding < 0 for mine in self.entries for entry in mine)
 
     @cached_property
     def _weights(self) -> Weights:

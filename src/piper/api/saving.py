@@ -140,7 +140,7 @@ def _joined(parts: list[StoredTensor]) -> StoredTensor:
 
 def _entries(run: Run, ranks: Sequence[int] | None) -> list[list[Entry]]:
     """Who writes what; before the first step optimizers keep nothing."""
-    found = entries_by_rank(run.plan, ranks)
+    found = run.entries if ranks is None else entries_by_rank(run.plan, ranks)
     if run.steps:
         return found
     return [[entry for entry in mine if entry.section == "model"] for mine in found]

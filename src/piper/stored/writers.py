@@ -43,12 +43,6 @@ class Entry(msgspec.Struct, frozen=True):
         return ".".join(self.path)
 
 
-def has_unheld(plan: Plan) -> bool:
-    """Whether some tensors are held by no rank, because no step uses them."""
-    ranks = range(plan.mesh.size)
-    return {h.tensor for rank in ranks for h in holdings(plan, rank)} < plan.tensors.keys()
-
-
 def is_held_by(plan: Plan, ranks: Collection[int]) -> bool:
     """Whether these ranks together hold all that all ranks hold."""
     return bool(ranks) and _sizes(entries_by_rank(plan, ranks)) == _sizes(entries_by_rank(plan))

@@ -17,7 +17,6 @@ from piper.api.saving import Saving
 from piper.errors import FileError, PiperError, RankLost, RunError
 from piper.stored.folders import checkpoints, prune, step_folder, sweep
 from piper.stored.manifest import read_manifest
-from piper.stored.writers import has_unheld
 from piper.training.callbacks import Callbacks
 from piper.training.elastic import Attempt
 from piper.training.line import Log
@@ -144,7 +143,7 @@ class Checkpoints:
         """Leave the latest ones, and the one that tensors which no rank holds are read from."""
         if not self.keep:
             return
-        source = self.run.resumed_from if has_unheld(self.run.plan) else None
+        source = self.run.resumed_from if self.run.has_unheld else None
         try:
             self.run.agreed(lambda: prune(self.folder, self.keep or 0, source))
         except FileError as error:
@@ -189,13 +188,15 @@ def facts_of(progress: Progress) -> dict[str, Any]:
 
 def progress_of(run: Run) -> Progress:
     """Where the loop was that saved what a run goes on from, unless it has gone on already. What was
-    saved outside of a loop knows its steps, and of no data."""
+    saved outside of a loop knows its steps, and of no data. A loop counts the steps of one that it
+    went on from, a run those of all its loops: the larger number has all."""
     if run.resumed is None or run.steps != run.resumed.steps:
         return Progress()
     if not run.resumed.training:
         return Progress(position=Position(steps=run.steps))
     found = Progress.from_json(msgspec.json.encode(run.resumed.training))
-    position = msgspec.structs.replace(found.position, steps=run.steps)
+    steps = max(found.position.steps, run.steps)
+    position = msgspec.structs.replace(found.position, steps=steps)
     return msgspec.structs.replace(found, position=position)
 
 
@@ -218,7 +219,9 @@ def newest(folder: str | os.PathLike[str], lines: Log) -> str | None:
 def check_settings(folder: Any, every: int | None, keep: int | None, resume: bool) -> None:
     """Raise unless these go together."""
     if folder is None and (every or keep or resume):
-        raise RunError("checkpoints, but no folder for them", legal='checkpoint="DIR"')
+        raise RunError(
+            "checkpoints, but no folder for them", legal='checkpoint="DIR" (--checkpoint DIR)'
+        )
     if folder is not None and not resume and checkpoints(folder):
         raise RunError(
             f"{os.fspath(folder)} has checkpoints of another training",

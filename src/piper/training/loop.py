@@ -113,7 +113,9 @@ def train(
     if not isinstance(job, Elastic):
         return once(job, None)
     if checkpoint is None:
-        raise RunError("an Elastic without checkpoints", legal='checkpoint="DIR"')
+        raise RunError(
+            "an Elastic without checkpoints", legal='checkpoint="DIR" (--checkpoint DIR)'
+        )
     check_again(data)
     rewind = rewinding(data)
 

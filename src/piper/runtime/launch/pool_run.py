@@ -294,7 +294,10 @@ class PoolRun:
         if ranks is None:
             return self._call(command, list(payloads.values()))
         pool: Any = self.pool
-        answers: dict[int, Any] = pool.ask(command, payloads)
+        try:
+            answers: dict[int, Any] = pool.ask(command, payloads)
+        except Failure as failure:
+            raise as_error(failure, self.plans) from None
         if len(answers) < len(payloads):
             missing = sorted(set(payloads) - set(answers))
             raise RunError(f"{_ranks(missing)} did not answer either")
