@@ -20,6 +20,7 @@ from piper.strategies import parallel
 from tests.procs import tiny, unhurried
 
 FILE = str(Path(__file__).with_name("unhurried.py"))
+NOT_MISSED = 10  # steps after a kill: the ranks take none without the one that was killed
 
 
 class ElasticTraining:
@@ -65,18 +66,19 @@ class ElasticTraining:
     def lose(self, chance: random.Random) -> None:
         """Kill a worker, and wait until training has gone on without it. One that was about to end
         anyhow, because a larger job is launched, is not missed: then another one is killed."""
-        before = len(self.notes("went on"))
-        while len(self.notes("went on")) == before and self.reader.is_alive():
-            warned = self._warnings()
+        before, missed = len(self.notes("went on")), False
+        while not missed:
+            warned = self._count("warning")
             self._kill(chance)
-            deadline = time.monotonic() + 20
-            while self._warnings() == warned and time.monotonic() < deadline:
+            stepped = self._count("step")
+            while not (missed := self._count("warning") > warned) and self.reader.is_alive():
+                if self._count("step") > stepped + NOT_MISSED:
+                    break
                 time.sleep(0.02)
-            if self._warnings() > warned:
-                self.until("went on", before)
+        self.until("went on", before)
 
-    def _warnings(self) -> int:
-        return sum(event["event"] == "warning" for event in self.events)
+    def _count(self, kind: str) -> int:
+        return sum(event["event"] == kind for event in self.events)
 
     def _kill(self, chance: random.Random) -> None:
         """One of the workers that are there now."""
