@@ -1,0 +1,188 @@
+"""Timeline: spans of every rank and stream, measured or simulated, and what each of them is of.
+
+Spans lie in columns, a few numbers each, so that millions of them are little; a Label says once what
+all spans of one task have in common. Times are seconds from the begin of the first step, but for
+schedule tables, whose unit is theirs.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from piper.errors import FileError
+from piper.ir.nodes import TRACED, Tags
+
+Source = Literal["measured", "simulated", "table"]
+MICROBATCH = "MB"
+
+
+class Label(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What spans are of: a task of a plan, or a cell of a schedule.
+
+    `origin` is the number of the directive that made it; `nbytes` what a communication takes from or
+    leaves on this rank; `meeting` what all members of a communication call it, and `receives` says that
+    this one is a message's receiving end.
+    """
+
+    name: str
+    kind: str
+    stream: str
+    phase: str = ""
+    tags: Tags = ()
+    origin: int = TRACED
+    nbytes: int = 0
+    meeting: str = ""
+    receives: bool = False
+
+    @property
+    def microbatch(self) -> int | None:
+        return next((value for name, value in self.tags if name == MICROBATCH), None)
+
+    @property
+    def communicates(self) -> bool:
+        return bool(self.meeting)
+
+
+class Span(NamedTuple):
+    """One time that a task ran. `issued` is when its host was through with starting it, `start` when it
+    began on its stream (a communication waits there for its peers), `end` when it was complete."""
+
+    label: Label
+    issued: float
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass
+class Column:
+    """Bytes of one category over time: from `times[i]` on there are `nbytes[i]`."""
+
+    times: array[float] = field(default_factory=lambda: array("d"))
+    nbytes: array[int] = field(default_factory=lambda: array("q"))
+
+    def set(self, time: float, nbytes: int) -> None:
+        if self.times and self.times[-1] == time:
+            self.nbytes[-1] = nbytes
+        elif not self.nbytes or self.nbytes[-1] != nbytes:
+            self.times.append(time)
+            self.nbytes.append(nbytes)
+
+    @property
+    def peak(self) -> int:
+        return max(self.nbytes, default=0)
+
+
+@dataclass
+class Track:
+    """The spans of one rank, or of all ranks of a class, which do the same: in the order of dispatch,
+    step after step. Span i is of `labels[which[i]]`; step s begins at span `begins[s]`."""
+
+    name: str
+    ranks: tuple[int, ...]
+    labels: tuple[Label, ...]
+    which: array[int] = field(default_factory=lambda: array("I"))
+    issued: array[float] = field(default_factory=lambda: array("d"))
+    start: array[float] = field(default_factory=lambda: array("d"))
+    end: array[float] = field(default_factory=lambda: array("d"))
+    begins: list[int] = field(default_factory=list)
+    memory: dict[str, Column] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    def __getitem__(self, index: int) -> Span:
+        label = self.labels[self.which[index]]
+        return Span(label, self.issued[index], self.start[index], self.end[index])
+
+    def __iter__(self) -> Iterator[Span]:
+        labels = self.labels
+        for which, issued, start, end in zip(
+            self.which, self.issued, self.start, self.end, strict=True
+        ):
+            yield Span(labels[which], issued, start, end)
+
+    def add(self, which: int, issued: float, start: float, end: float) -> None:
+        self.which.append(which)
+        self.issued.append(issued)
+        self.start.append(start)
+        self.end.append(end)
+
+    def step(self, number: int) -> range:
+        """The spans of a step, by number."""
+        last = self.begins[number + 1] if number + 1 < len(self.begins) else len(self)
+        return range(self.begins[number], last)
+
+    @property
+    def streams(self) -> list[str]:
+        """Those that it has spans on, in the order in which they begin."""
+        used = dict.fromkeys(self.which)
+        return list(dict.fromkeys(self.labels[which].stream for which in used))
+
+    @property
+    def first(self) -> float:
+        return min(self.start, default=0.0)
+
+    @property
+    def last(self) -> float:
+        return max(self.end, default=0.0)
+
+
+@dataclass
+class Timeline:
+    """All tracks of some steps. `directives` are the lines of the strategy that origins count;
+    `clock_error` bounds how far the clocks of two ranks are apart; `unit` is empty for a table."""
+
+    source: Source
+    tracks: list[Track]
+    steps: list[tuple[float, float]]
+    directives: tuple[str, ...] = ()
+    plan: str = ""
+    clock_error: float = 0.0
+    unit: str = "s"
+
+    def __post_init__(self) -> None:
+        for track in self.tracks:
+            sizes = {len(track.which), len(track.issued), len(track.start), len(track.end)}
+            if len(sizes) != 1:
+                raise FileError(f"the columns of {track.name} have different lengths")
+            if track.which and max(track.which) >= len(track.labels):
+                raise FileError(f"a span of {track.name} has no label")
+            if len(track.begins) != len(self.steps):
+                raise FileError(
+                    f"{track.name} has {len(track.begins)} steps, the timeline {len(self.steps)}"
+                )
+
+    @property
+    def num_spans(self) -> int:
+        return sum(len(track) for track in self.tracks)
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        first = min((track.first for track in self.tracks if len(track)), default=0.0)
+        return max((track.last for track in self.tracks), default=0.0) - first
+
+    @property
+    def step_seconds(self) -> list[float]:
+        return [end - begin for begin, end in self.steps]
+
+    def origin(self, label: Label) -> str:
+        """The directive that made what a label is of."""
+        if 0 <= label.origin < len(self.directives):
+            return self.directives[label.origin]
+        return "the traced program"
+
+    def track_of(self, rank: int) -> Track:
+        for track in self.tracks:
+            if rank in track.ranks:
+                return track
+        raise FileError(f"the timeline has no rank {rank}")
