@@ -57,12 +57,17 @@ class Disturbed:
     jitter: float
     chance: random.Random = field(default_factory=random.Random)
 
-    def compute(self, party: Party, task: Task) -> float:
-        seconds = self.costs.compute(party, task) * self.ranks.get(party.number, 1.0)
+    def compute(self, party: Party) -> list[float]:
+        factor = self.ranks.get(party.number, 1.0)
+        alone = zip(party.tasks, self.costs.compute(party), strict=True)
+        return [self._shaken(seconds * factor * self._slowed(task)) for task, seconds in alone]
+
+    def _slowed(self, task: Task) -> float:
+        factor = 1.0
         for slow in self.bodies:
             if slow.body in task.name or (isinstance(task, Calling) and task.body == slow.body):
-                seconds *= slow.factor
-        return self._shaken(seconds)
+                factor *= slow.factor
+        return factor
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
         found = self.costs.exchange(party, task, ranks)

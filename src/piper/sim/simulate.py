@@ -40,7 +40,8 @@ class _Simulation:
         self.meetings: list[Meeting] = []
         self.numbers: dict[object, int] = {}
         self._needs: dict[int, list[tuple[int, ...]]] = {}
-        self._seconds: dict[tuple[int, int], list[float]] = {}
+        self._members: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._labels: dict[int, tuple[Label, ...]] = {}
         rows = [self._row(number, party) for number, party in enumerate(world.parties)]
         self.engine = Engine(rows, self.meetings, host_computes=machine.host_computes)
 
@@ -53,9 +54,7 @@ class _Simulation:
         return Row(
             name=party.label,
             names=[task.name for task in tasks],
-            seconds=[
-                0.0 if isinstance(task, Comm) else self.costs.compute(party, task) for task in tasks
-            ],
+            seconds=self.costs.compute(party),
             host=[self.costs.host(task) for task in tasks],
             meeting=meeting,
             needs=self._needs_of(party),
@@ -78,10 +77,8 @@ class _Simulation:
 
     def _meet(self, number: int, party: Party, index: int, task: Comm) -> int:
         """The number of a task's meeting, which it joins."""
-        world, plan = self.world, self.world.plan
-        rank = party.number if world.by_rank else next(plan.mesh.ranks(party.slice))
-        ranks = plan.groups[task.group].ranks(plan.mesh, rank)
-        if world.by_rank:
+        ranks = self._ranks(party, task.group)
+        if self.world.by_rank:
             key: object = (task.meeting, ranks)
         else:
             key = task.key or (number, index)
@@ -95,6 +92,17 @@ class _Simulation:
         # The sending end knows how long a message takes, and the slowest member a collective.
         meeting.seconds = max(meeting.seconds, exchange.seconds)
         meeting.members.append((number, index))
+        return known
+
+    def _ranks(self, party: Party, group: int) -> tuple[int, ...]:
+        """The group that a party's first rank belongs to."""
+        known = self._members.get((party.number, group))
+        if known is None:
+            plan = self.world.plan
+            by_rank = self.world.by_rank
+            rank = party.number if by_rank else next(iter(plan.mesh.ranks(party.slice)))
+            known = plan.groups[group].ranks(plan.mesh, rank)
+            self._members[party.number, group] = known
         return known
 
     def timeline(self, steps: int) -> Timeline:
@@ -129,9 +137,11 @@ class _Simulation:
             ranks: tuple[int, ...] = (party.number,)
         else:
             ranks = tuple(plan.mesh.ranks(party.slice))
-        return Track(party.label, ranks, self._labels(party))
+        if id(party.tasks) not in self._labels:
+            self._labels[id(party.tasks)] = self._labels_of(party)
+        return Track(party.label, ranks, self._labels[id(party.tasks)])
 
-    def _labels(self, party: Party) -> tuple[Label, ...]:
+    def _labels_of(self, party: Party) -> tuple[Label, ...]:
         names = self.world.plan.streams
         return tuple(
             Label(

@@ -22,9 +22,10 @@ class Exchange:
 
 
 class TaskCosts(Protocol):
-    """Who knows what tasks take. `host` is the host's own part of a task."""
+    """Who knows what tasks take: `compute` all of a party's, 0 for communication; `host` is the host's
+    own part of one."""
 
-    def compute(self, party: Party, task: Task) -> float: ...
+    def compute(self, party: Party) -> list[float]: ...
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange: ...
     def host(self, task: Task) -> float: ...
 
@@ -35,8 +36,17 @@ class MachineCosts:
     def __init__(self, plan: Plan, machine: Machine) -> None:
         self.plan = plan
         self.machine = machine
+        self._computed: dict[int, list[float]] = {}  # by a class's tasks
+        self._exchanged: dict[tuple[int, bool], Exchange] = {}  # by a class's task
 
-    def compute(self, party: Party, task: Task) -> float:
+    def compute(self, party: Party) -> list[float]:
+        known = self._computed.get(id(party.tasks))
+        if known is None:
+            known = [0.0 if isinstance(t, Comm) else self._seconds(party, t) for t in party.tasks]
+            self._computed[id(party.tasks)] = known
+        return known
+
+    def _seconds(self, party: Party, task: Task) -> float:
         machine = self.machine
         if isinstance(task, Calling):
             measured = machine.bodies.get(task.body)
@@ -50,8 +60,15 @@ class MachineCosts:
         return machine.compute_seconds(flops, touched, _dtype(party, task))
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
+        link = self.machine.link(ranks)
+        key = id(task), link is self.machine.node
+        known = self._exchanged.get(key)
+        if known is None:
+            known = self._exchanged[key] = self._exchange(party, task, ranks, link)
+        return known
+
+    def _exchange(self, party: Party, task: Comm, ranks: Sequence[int], link: Link) -> Exchange:
         facts, machine = task.facts, self.machine
-        link = machine.link(ranks)
         carried = facts.carries(
             _nbytes(party, task.source), _nbytes(party, task.target), len(ranks)
         )
@@ -78,8 +95,9 @@ class GivenCosts:
     phases: Mapping[str, float]
     message: float = 0.0
 
-    def compute(self, party: Party, task: Task) -> float:
-        return self.phases.get(task.phase, 0.0) if isinstance(task, Run) else 0.0
+    def compute(self, party: Party) -> list[float]:
+        phases = self.phases
+        return [phases.get(t.phase, 0.0) if isinstance(t, Run) else 0.0 for t in party.tasks]
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
         return Exchange(self.message if task.facts.is_message else 0.0)
