@@ -71,11 +71,11 @@ class Disturbed:
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
         found = self.costs.exchange(party, task, ranks)
-        seconds = found.seconds
+        factor = self._shaken(1.0)
         for slow in self.links:
             if set(slow.ranks) <= set(ranks):
-                seconds *= slow.factor
-        return replace(found, seconds=self._shaken(seconds))
+                factor *= slow.factor
+        return replace(found, latency=found.latency * factor, seconds=found.seconds * factor)
 
     def host(self, task: Task) -> float:
         return self.costs.host(task)

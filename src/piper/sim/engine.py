@@ -14,6 +14,7 @@ from heapq import heappop, heappush
 from piper.errors import PlanError
 
 ALONE = -1  # not a meeting
+FLOWS = 1  # of an event: a meeting's bytes begin to flow; else a task begins
 LEAST = 0.02  # of a device, that computation gets whatever communication takes
 
 
@@ -33,8 +34,10 @@ class Row:
 
 @dataclass
 class Meeting:
-    """A communication: its members as (row, task), its seconds alone, and its share of each device."""
+    """A communication: its members as (row, task), how long until the first byte is there, the seconds
+    that it takes of a link alone, and its share of each device."""
 
+    latency: float
     seconds: float
     share: float
     holds: bool  # whether it takes its share while it waits, too
@@ -78,8 +81,6 @@ class Engine:
                 self.needed[base + index] = len(needs)
                 for before in needs:
                     self.following[base + before].append(base + index)
-        # Meetings that go through a link with no other, on devices that they take nothing of, and
-        # without members that could be slower, need no rates.
         self.through = [sorted({row for row, _ in meeting.members}) for meeting in meetings]
 
     def run(self, begins: Sequence[float]) -> Times:
@@ -120,7 +121,9 @@ class Engine:
         while heap:
             now, job, number = heappop(heap)
             if job < 0:
-                if self.host_computes:
+                if number:
+                    self._flows(-job - 1, now)
+                elif self.host_computes:
                     self._posted(-job - 1, now)
                 else:
                     self._begin(-job - 1, now)
@@ -203,16 +206,27 @@ class Engine:
             return
         meeting = self.meetings[number]
         self.arrived[number] += 1
-        if self.arrived[number] == len(meeting.members):
-            self._job(self.total + number, now)
-            for through in self.through[number]:
-                self.talks[through].append(number)
-                if not meeting.holds or through == row:
-                    self.taken[through] += meeting.share
-            for through in self.through[number]:
-                self._rerate(through, now)
-        elif meeting.holds and meeting.share:
+        if meeting.holds and meeting.share:
             self.taken[row] += meeting.share
+            self._rerate(row, now)
+        if self.arrived[number] == len(meeting.members):
+            if meeting.latency:
+                heappush(self.heap, (now + meeting.latency, -number - 1, FLOWS))
+            else:
+                self._flows(number, now)
+
+    def _flows(self, number: int, now: float) -> None:
+        """The bytes of a meeting begin to flow."""
+        meeting, through = self.meetings[number], self.through[number]
+        if not meeting.seconds:
+            self._met(number, now)
+            return
+        self._job(self.total + number, now)
+        for row in through:
+            self.talks[row].append(number)
+            if not meeting.holds:
+                self.taken[row] += meeting.share
+        for row in through:
             self._rerate(row, now)
 
     def _job(self, job: int, now: float) -> None:
@@ -237,8 +251,10 @@ class Engine:
         meeting = self.meetings[number]
         self.version[self.total + number] += 1
         for row in self.through[number]:
-            self.talks[row].remove(number)
-            self.taken[row] -= meeting.share
+            if meeting.seconds:
+                self.talks[row].remove(number)
+            if meeting.share and (meeting.holds or meeting.seconds):
+                self.taken[row] -= meeting.share
             self._rerate(row, now)
         base, end = self.base, self.end
         for row, index in meeting.members:

@@ -87,9 +87,10 @@ class _Simulation:
         if known is None:
             known = self.numbers[key] = len(self.meetings)
             holds = self.machine.holds_share and not task.facts.is_message
-            self.meetings.append(Meeting(exchange.seconds, exchange.share, holds))
+            self.meetings.append(Meeting(exchange.latency, exchange.seconds, exchange.share, holds))
         meeting = self.meetings[known]
         # The sending end knows how long a message takes, and the slowest member a collective.
+        meeting.latency = max(meeting.latency, exchange.latency)
         meeting.seconds = max(meeting.seconds, exchange.seconds)
         meeting.members.append((number, index))
         return known

@@ -15,9 +15,11 @@ from piper.plan.types import Plan
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a communication takes: seconds alone, and the share of the device while it goes on."""
+    """What a communication takes: until the first byte is there, then of a link that it has alone; and
+    the share of the device while it goes on."""
 
-    seconds: float
+    latency: float
+    seconds: float = 0.0
     share: float = 0.0
 
 
@@ -75,8 +77,9 @@ class MachineCosts:
         share = self._share(task, link)
         linear = machine.kinds.get(f"{task.comm}/{len(ranks)}")
         if linear is not None and link is machine.node:
-            return Exchange(linear(carried), share)
-        return Exchange(link.latency * facts.rounds(len(ranks)) + carried / link.bandwidth, share)
+            return Exchange(linear.fixed, linear.per_byte * carried, share)
+        latency = link.latency * facts.rounds(len(ranks))
+        return Exchange(latency, carried / link.bandwidth, share)
 
     def _share(self, task: Comm, link: Link) -> float:
         most = self.plan.streams[task.stream].max_sms
