@@ -36,7 +36,13 @@ class _NoUpdate:
     def __init__(self, *_: Any) -> None:
         pass
 
+    def grads_of(self, grads: list[Tensor]) -> list[Tensor]:
+        return grads
+
     def step(self, *_: Any) -> None:
+        pass
+
+    def average(self) -> None:
         pass
 
 

@@ -28,6 +28,7 @@ from piper.training.verify import compare
 from tests.matrix import Cell
 from tests.procs.elastic_training import ElasticTraining, undisturbed
 from tests.procs.test_parity import CASES as PARITY
+from tests.recorded import check_measured
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
 
@@ -120,6 +121,15 @@ def test_trains_like_one_device_on_two_nodes(pool: RayPool, cell: Cell) -> None:
     with job.launch(pool) as run:
         errors = compare(run, batches_of(cell.program), reference_of(cell.program, job))
     assert errors.exact, errors
+
+
+@needs_ray
+def test_steps_on_a_cluster_are_recorded(pool: RayPool) -> None:
+    job, batches = CELLS[0].job(), batches_of(CELLS[0].program)
+    with job.launch(pool) as run, run.record() as recording:
+        for batch in batches[:2]:
+            run.step(batch)
+    check_measured(recording.timeline, job.plan, steps=2)
 
 
 @needs_ray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from piper.api.advice import with_advice
+from piper.api.recording import Recording
 from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
 from piper.api.weights_out import save_weights
@@ -70,6 +71,7 @@ class Run:
         # By purpose: shapes of the batch that the ranks have read and not used, if any.
         self._fetched: dict[str, Shapes] = {}
         self._shares: dict[str, bool] = {}  # by purpose: whether a rank gives its own rows alone
+        self._recording: Recording | None = None  # of the steps that come
 
     def step(self, batch: Any = None) -> StepResult:
         """Train on one global batch; without one, on what the ranks read themselves.
@@ -81,11 +83,28 @@ class Run:
         try:
             role = self._ready("train", shapes)
             self.trained = self.workers.plans[role]
-            result = _result(self._open().step(leaves, role=role))
+            with self._recorded(role):
+                result = _result(self._open().step(leaves, role=role))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
         self.steps += 1
         return result
+
+    def record(self, steps: int | None = None) -> Recording:
+        """Measure the coming steps, task by task: `timeline` of what is returned has them, once they are
+        over. As a context manager it is of the steps in its block, at most `steps`."""
+        self._open()
+        if self._recording and not self._recording.over:
+            raise RunError("the run records already", legal="record() after those steps")
+        self._recording = Recording(self.workers, steps)
+        return self._recording
+
+    def _recorded(self, role: str) -> AbstractContextManager[None]:
+        """While a step runs."""
+        if self._recording is None or self._recording.over:
+            self._recording = None
+            return nullcontext()
+        return self._recording.step(role)
 
     def save(
         self,

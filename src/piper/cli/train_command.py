@@ -80,6 +80,13 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
     )
+    group = parser.add_argument_group("timeline")
+    group.add_argument(
+        "--record", metavar="FILE", help="what every task took, as FILE.json or FILE.timeline"
+    )
+    group.add_argument(
+        "--record-steps", metavar="A:B", help="from step A to before B (default: 3:6)"
+    )
     group = parser.add_argument_group("checkpoints")
     group.add_argument(
         "--checkpoint", metavar="DIR", help="save into DIR, at the end and on SIGTERM"
@@ -235,6 +242,8 @@ def _train(
             checkpoint_every=arguments.every,
             keep=arguments.keep,
             resume=arguments.resume or arguments.elastic,
+            record=arguments.record,
+            record_steps=arguments.record_steps,
             **options,
         )
     except KeyboardInterrupt:

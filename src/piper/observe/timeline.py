@@ -52,8 +52,9 @@ class Label(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Span(NamedTuple):
     """One time that a task ran. `issued` is when its host was through with starting it, `start` when it
-    began on its stream (a communication waits there for its peers), `end` when it was complete.
-    `waited` is how long the host was held until it was."""
+    began on its stream (a communication waits there for its peers), `end` when it was complete. Beside a
+    host that computes, communication begins while it is issued. `waited` is how long the host was held
+    until it was complete."""
 
     label: Label
     issued: float

@@ -35,6 +35,7 @@ from piper.training.meter import Meter
 from piper.training.opening import opened, speaks
 from piper.training.position import Position
 from piper.training.progress import Progress
+from piper.training.recorded_steps import RecordedSteps, checked_steps
 from piper.training.records import Record, Training
 
 
@@ -57,6 +58,8 @@ def train(
     checkpoint_every: int | None = None,
     keep: int | None = None,
     resume: bool = False,
+    record: str | os.PathLike[str] | None = None,
+    record_steps: str | range | None = None,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or with None until the data ends.
@@ -78,12 +81,14 @@ def train(
     at the end, and when the process is asked to end (SIGTERM); the latest `keep` stay, or all. With
     `resume` it goes on from the latest one there, whatever strategy that was saved under. Of an Elastic
     it goes on, with the ranks that are left, when some are lost.
+    `record` is a file for the Timeline of `record_steps`: "20:23" are the steps 20, 21 and 22.
     """
     _check(steps, evaluate, evaluate_every)
     check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
     policy = ReadPolicy(read_again, skip_unreadable)
     check_policy(data, policy)
+    recorded = checked_steps(record, record_steps, steps)
 
     def once(job: Job | Run, attempt: Attempt | None) -> Training:
         told = Callbacks(callbacks, silent=not speaks(job, launch))
@@ -91,7 +96,10 @@ def train(
             before = checkpoint if resume or attempt else None
             with opened(job, launch, log, launch_options, before) as (run, lines):
                 begun = progress_of(run) if run.resumed else start or Progress()
-                loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy)
+                recorder = RecordedSteps(run, lines, record, recorded)
+                loop = _Loop(
+                    run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder
+                )
                 if checkpoint is None:
                     return loop.train(data, evaluate, evaluate_every)
                 every = checkpoint_every or 0
@@ -139,6 +147,7 @@ class _Loop:
         start: Progress,
         callbacks: Callbacks,
         policy: ReadPolicy,
+        recorder: RecordedSteps,
     ) -> None:
         self.run = run
         self.lines = lines
@@ -147,6 +156,7 @@ class _Loop:
             pool: Any = run.workers.pool
             callbacks.before_raising = pool.speak
         self.policy = policy
+        self.recorder = recorder
         self.start = start
         self.steps = steps
         before = start.position.steps
@@ -208,6 +218,7 @@ class _Loop:
             )
         if saver:
             saver.end()
+        self.recorder.end()
         if self.training.stopped:
             saved = "saved" if saver and saver.is_saved else "not saved"
             self.lines.note(f"asked to end: stopped after step {self.done}, which is {saved}")
@@ -254,7 +265,9 @@ class _Loop:
         if self.scheduled and self.options != self.rate.options:
             self.options = self.rate.options
             self.run.set_options(self.options)
+        self.recorder.before_step(self.done + 1)
         result = self.run.step(batch)
+        self.recorder.after_step()
         if self.batches:
             self.batches.trained()
         if self.scheduled:

@@ -22,6 +22,10 @@ from piper.runtime.launch.devices import device_facts
 from piper.runtime.launch.reader import Fetched, Reader
 from piper.runtime.launch.reading import function_of, import_reference
 from piper.runtime.order.host_order import PeerError
+from piper.runtime.record.clocks import Tie, common_tie, own_tie
+from piper.runtime.record.device_recorder import DeviceRecorder
+from piper.runtime.record.host_recorder import HostRecorder
+from piper.runtime.record.recorder import RankTimes, Recorder
 from piper.runtime.state.lent import Lent
 from piper.runtime.state.weight_writing import write_weights
 from piper.runtime.state.write_pieces import Writing
@@ -67,6 +71,7 @@ class Member:
         self.at: Worker | None = None  # the one that was asked last
         self.lent: Lent | None = None  # what parameters hold instead of their own values
         self.writing: Writing | None = None  # the state, beside the work
+        self.recording: tuple[Recorder, Tie] | None = None  # the times of a plan's tasks
 
     def join(self, payload: Mapping[str, Any]) -> str:
         """Meet the other ranks; why there can be no gates between them, if so."""
@@ -93,7 +98,7 @@ class Member:
         plan = given if isinstance(given, Plan) else plan_from_json(given)
         if name == "train":
             self.at = None
-            self.lent = None
+            self.lent = self.recording = None
             self.workers.clear()
             self.readers.clear()
             clear(self.cells)
@@ -137,6 +142,27 @@ class Member:
             result = worker.step(leaves)
         end(self.cells)
         return result
+
+    def record(self, payload: Mapping[str, Any]) -> None:
+        """Have the tasks of a plan note their times, from now on; all ranks are asked together."""
+        worker = self.workers[payload["name"]]
+        recorder: Recorder
+        if self.device.type == "cuda":
+            recorder = DeviceRecorder(worker, payload["steps"])
+        else:
+            recorder = HostRecorder(worker)
+        self.recording = recorder, self._tie()
+
+    def recorded(self, _: object = None) -> RankTimes:
+        """What they have noted, by the clock of all ranks; no task notes anything any more."""
+        assert self.recording is not None
+        (recorder, before), self.recording = self.recording, None
+        recorder.end()
+        return recorder.times(before.until(self._tie()))
+
+    def _tie(self) -> Tie:
+        """Of this rank's clock to that of all ranks; those of one process have one."""
+        return own_tie() if self.transport else common_tie()
 
     def read(self, payload: Mapping[str, Any]) -> None:
         """From now on, or again from its start, read this data rank's share from a function."""

@@ -21,6 +21,7 @@ from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy
 from piper.runtime.launch.reader import Fetched
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
+from piper.runtime.record.recorder import RankTimes
 from piper.runtime.state.given import Giver, elsewhere
 from piper.runtime.worker.weights import elements_of
 from piper.runtime.worker.worker import Worker
@@ -232,6 +233,14 @@ class PoolRun:
             return ()
         self.marks[name] = answers[next(iter(more))].mark
         return agreed_shapes(more)
+
+    def record(self, role: str, steps: int | None) -> None:
+        """Have the tasks of a loaded plan note their times, in the coming `steps` steps or more."""
+        self.call("record", {"name": role, "steps": steps})
+
+    def recorded(self) -> list[RankTimes]:
+        """What they have noted on each rank; then they are as before."""
+        return self.call("recorded")
 
     def describe(self) -> list[dict[str, str]]:
         return self.call("describe")

@@ -1,0 +1,111 @@
+"""DeviceRecorder: the times of tasks on a GPU, noted by the device without holding up the host.
+
+Two events lie around each task on its stream; they are read when the recorded steps are over. The clock
+of the device is tied to that of the host before and after, by events that the host sees pass.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from piper.plan.tasks import Task
+from piper.runtime.order.device_order import DeviceOrder
+from piper.runtime.record.clocks import Tie
+from piper.runtime.record.recorder import Notes, RankTimes, Wrapped, in_steps
+from piper.runtime.transport.transport import Pending
+from piper.runtime.worker.handlers import Start
+from piper.runtime.worker.worker import Worker
+
+TRIES = 20
+MOST_SPARE = 100_000  # events that are made beforehand
+_MILLISECOND = 1e6
+
+
+class DeviceRecorder:
+    """Events of `steps` steps are made before the first; those of more, when they are needed."""
+
+    def __init__(self, worker: Worker, steps: int | None) -> None:
+        assert isinstance(worker.order, DeviceOrder)
+        tasks = worker.me.tasks
+        self.stream, streams = worker.order.stream, worker.order.streams
+        self.notes = [Notes() for _ in tasks]
+        self.events: list[list[tuple[Any, Any]]] = [[] for _ in tasks]
+        self.spare = [_event() for _ in range(min(2 * len(tasks) * (steps or 1), MOST_SPARE))]
+        for event in self.spare:  # torch makes it on the device when it is first recorded
+            event.record(self.stream)
+        self.wrapped = Wrapped(
+            worker,
+            [
+                self._dispatching(task, start, streams[task.stream], index)
+                for index, (task, start) in enumerate(zip(tasks, worker.starts, strict=True))
+            ],
+        )
+        self.base, self.first = self._passing()
+
+    def _dispatching(self, task: Task, start: Start, stream: Any, index: int) -> Start:
+        note, noted = self.notes[index], self.events[index].append
+        issued, waited, blocks = note.issued.append, note.waited.append, task.blocks
+        spare, now = self.spare, perf_counter_ns
+
+        def run() -> Pending | None:
+            first, last = (spare.pop(), spare.pop()) if spare else (_event(), _event())
+            first.record(stream)
+            before = now()
+            pending = start()
+            after = now()
+            last.record(stream)
+            issued(after)
+            waited(after - before if blocks else 0)
+            noted((first, last))
+            return pending
+
+        return run
+
+    def _passing(self) -> tuple[Any, Tie]:
+        """An event on the idle device, and when it passed by the host's clock."""
+        torch.cuda.synchronize(self.stream.device)
+        found = []
+        for _ in range(TRIES):
+            event = _event()
+            before = perf_counter_ns()
+            event.record(self.stream)
+            event.synchronize()
+            after = perf_counter_ns()
+            found.append(
+                (after - before, event, Tie((before + after) // 2, (after - before + 1) // 2))
+            )
+        _, event, tie = min(found, key=lambda one: one[0])
+        return event, tie
+
+    def end(self) -> None:
+        self.wrapped.end()
+
+    def times(self, tie: Tie) -> RankTimes:
+        last, seen = self._passing()
+        later = Tie(seen.offset - _elapsed(self.base, last), seen.error)
+        device = self.first.until(later)  # against nanoseconds since `base`
+        self._read(device.offset)
+        return in_steps(self.notes, Tie(tie.offset, tie.error + device.error))
+
+    def _read(self, offset: int) -> None:
+        """Note what the events say. An elapsed time is a number of 24 bits, so that it is taken from the
+        begin of the step, not from long ago."""
+        if not self.events:
+            return
+        begins = [(first, offset + _elapsed(self.base, first)) for first, _ in self.events[0]]
+        for note, pairs in zip(self.notes, self.events, strict=True):
+            for (begin, at), (first, last) in zip(begins, pairs, strict=False):
+                note.start.append(at + _elapsed(begin, first))
+                note.end.append(at + _elapsed(begin, last))
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _elapsed(first: Any, last: Any) -> int:
+    """Nanoseconds on the device from one event to another."""
+    return round(first.elapsed_time(last) * _MILLISECOND)
