@@ -121,9 +121,9 @@ class _FirstStage(GivenCosts):
 
 
 def _machine(**changes: Any) -> Machine:
-    link = Link(1e-6, 1e9)
+    link = Link(1e-6, 1e12)
     values: dict[str, Any] = {
-        "name": "test", "flops": {"float32": 1e13}, "bandwidth": 1e13, "node": link, "network": link,
+        "name": "test", "flops": {"float32": 1e12}, "bandwidth": 1e12, "node": link, "network": link,
         "ranks_per_node": 8, "launch": 1e-5, "dispatch": 1e-7,
     }  # fmt: skip
     return Machine(**{**values, **changes})
@@ -219,11 +219,11 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
 def test_what_is_slow_makes_steps_longer() -> None:
     plan, machine = _plan(4, 4, pp=2, dp=2), _machine()
     alone = simulate(plan, machine).step_seconds[0]
-    for slow in (SlowRank(3, 2.0), SlowLink((0, 2), 50.0), SlowBody("B[", 2.0), Jitter(0.5)):
+    for slow in (SlowRank(3, 2.0), SlowLink((0, 2), 500.0), SlowBody("B[", 2.0), Jitter(0.5)):
         longer = simulate(plan, machine, disturbances=[slow])
         assert longer.step_seconds[0] > 1.05 * alone, slow
         assert len(longer.tracks) == 4
-    other = simulate(plan, machine, disturbances=[SlowLink((0, 3), 50.0)])  # they never talk
+    other = simulate(plan, machine, disturbances=[SlowLink((0, 3), 500.0)])  # they never talk
     assert other.step_seconds[0] == pytest.approx(alone)
 
 
