@@ -19,7 +19,7 @@ from piper.plan.types import Plan
 from piper.schedules import SCHEDULES, Costs, replay, schedule
 from piper.schedules.table import Cell, Table
 from piper.sim.disturbances import Jitter, SlowBody, SlowLink, SlowRank
-from piper.sim.engine import ALONE, Engine, Meeting, Row
+from piper.sim.engine import ALONE, Engine, Meeting, Row, Work
 from piper.sim.simulate import simulate
 from piper.sim.task_costs import GivenCosts
 from piper.strategies import parallel
@@ -164,7 +164,7 @@ def test_tasks_keep_the_order_that_the_plan_gives_them(host_computes: bool) -> N
 def _row(seconds: list[float], meeting: list[int], needs: list[tuple[int, ...]]) -> Row:
     size = len(seconds)
     names = [f"t{i}" for i in range(size)]
-    return Row("row", names, seconds, [0.0] * size, meeting, needs, [False] * size)
+    return Row("row", Work(names, [0.0] * size, needs, [False] * size), seconds, meeting)
 
 
 def test_communications_share_a_link_and_take_from_computation() -> None:
@@ -197,10 +197,10 @@ def test_a_host_that_computes_waits_where_a_task_needs_a_communication() -> None
 
 def test_the_host_goes_on_behind_what_it_reads() -> None:
     row = _row([1.0, 1.0], [ALONE, ALONE], [(), ()])
-    row.host = [0.1, 0.1]
+    row.work.host = [0.1, 0.1]
     [end] = Engine([row], [], host_computes=False).run([0.0]).end
     assert end == pytest.approx([2.0, 2.1])  # both at once, each at half its rate
-    row.blocks = [True, False]
+    row.work.blocks = [True, False]
     [end] = Engine([row], [], host_computes=False).run([0.0]).end
     assert end == pytest.approx([1.1, 2.2])
 
