@@ -30,6 +30,7 @@ def _timeline(spans: int = 40) -> Timeline:
         for index in range(spans):
             start = index + chance.random()
             track.add(index % 2, start - 0.1, start, start + chance.random())
+        track.waited.extend(chance.random() for _ in range(spans if rank else 0))
         track.memory["saved"] = Column()
         track.memory["saved"].set(0.0, 5)
         track.memory["saved"].set(1.5, 1 << 41)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper.check.peak import CATEGORIES, Peak
+from piper.check.peak import Peak
 from piper.ir.form.byte_sizes import show_size
+from piper.plan.memory_ledger import CATEGORIES
 
 
 @dataclass(frozen=True)

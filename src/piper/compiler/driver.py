@@ -242,6 +242,7 @@ def _lower(
         history=scheduled.history,
         train=training,
         flops=_model_flops(logical.mesh, classes, state.flops, training=training),
+        body_flops={name: state.flops[name] for name in sorted(used) if state.flops.get(name)},
         inside={name: inside[name] for name in sorted(used) if inside.get(name)},
         state_names=source.state_names,
     )

@@ -39,7 +39,7 @@ class CommunicationKind:
     there. `sums` says that results are sums over ranks; `result` how they lie: the same shape as what is
     brought, a part of it per rank, the parts of all ranks, or rows from every rank. `by_rows` kinds may
     let the host say how many rows go to whom. `carries(brought, left, ranks)` are the bytes that a
-    rank's link carries. A kind `of_a_step` belongs to a step's state: it may come last, where others
+    rank's link carries each way, in `rounds(ranks)` exchanges one after the other. A kind `of_a_step` belongs to a step's state: it may come last, where others
     follow from one chunk and are waited for. A `paced` one starts shortly before its result is read.
     A collective is the change between two layouts (`ir/layouts.py`), unless it `keeps_layout`.
     """
@@ -49,6 +49,7 @@ class CommunicationKind:
     result: Literal["same", "part", "whole", "rows"]
     fits: ShapeRule
     carries: Callable[[int, int, int], float]
+    rounds: Callable[[int], int] = lambda ranks: 1
     brings: bool = True
     leaves: bool = True
     sums: bool = False
@@ -138,18 +139,38 @@ def _nothing(brought: int, left: int, ranks: int) -> float:
     return 0.0  # the send takes the time
 
 
+def _to_others(brought: int, left: int, ranks: int) -> float:
+    return brought * (ranks - 1) / ranks
+
+
+def _from_others(brought: int, left: int, ranks: int) -> float:
+    return float(brought) * (ranks - 1)
+
+
+def _twice(brought: int, left: int, ranks: int) -> float:
+    return 2 * _to_others(brought, left, ranks)  # each rank sums a part, and all get all parts
+
+
+def _ring(ranks: int) -> int:
+    return ranks - 1
+
+
 _ROWS = (
     CommunicationKind("send", "message", "same", _same, _brought, leaves=False),
     CommunicationKind("recv", "message", "same", _same, _nothing, brings=False, paced=True),
     CommunicationKind(
-        "all_reduce", "collective", "same", _same, _brought, sums=True, of_a_step=True
+        "all_reduce", "collective", "same", _same, _twice, lambda ranks: 2 * _ring(ranks),
+        sums=True, of_a_step=True,
     ),
-    CommunicationKind("reduce_scatter", "collective", "part", _part, _brought, sums=True),
     CommunicationKind(
-        "all_gather", "collective", "whole", _whole, _brought, of_a_step=True, paced=True
+        "reduce_scatter", "collective", "part", _part, _to_others, _ring, sums=True
     ),
-    CommunicationKind("all_to_all", "collective", "rows", _rows, _brought, by_rows=True),
-)
+    CommunicationKind(
+        "all_gather", "collective", "whole", _whole, _from_others, _ring,
+        of_a_step=True, paced=True,
+    ),
+    CommunicationKind("all_to_all", "collective", "rows", _rows, _to_others, by_rows=True),
+)  # fmt: skip
 COMMUNICATION: dict[str, CommunicationKind] = {row.name: row for row in _ROWS}
 
 

@@ -8,8 +8,10 @@ schedule tables, whose unit is theirs.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -50,12 +52,14 @@ class Label(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Span(NamedTuple):
     """One time that a task ran. `issued` is when its host was through with starting it, `start` when it
-    began on its stream (a communication waits there for its peers), `end` when it was complete."""
+    began on its stream (a communication waits there for its peers), `end` when it was complete.
+    `waited` is how long the host was held until it was."""
 
     label: Label
     issued: float
     start: float
     end: float
+    waited: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -76,6 +80,11 @@ class Column:
             self.times.append(time)
             self.nbytes.append(nbytes)
 
+    def at(self, time: float) -> int:
+        """How many bytes there are at a time."""
+        index = bisect_right(self.times, time) - 1
+        return self.nbytes[index] if index >= 0 else 0
+
     @property
     def peak(self) -> int:
         return max(self.nbytes, default=0)
@@ -84,7 +93,8 @@ class Column:
 @dataclass
 class Track:
     """The spans of one rank, or of all ranks of a class, which do the same: in the order of dispatch,
-    step after step. Span i is of `labels[which[i]]`; step s begins at span `begins[s]`."""
+    step after step. Span i is of `labels[which[i]]`; step s begins at span `begins[s]`.
+    `waited` is empty where it is not known."""
 
     name: str
     ranks: tuple[int, ...]
@@ -95,20 +105,22 @@ class Track:
     end: array[float] = field(default_factory=lambda: array("d"))
     begins: list[int] = field(default_factory=list)
     memory: dict[str, Column] = field(default_factory=dict)
+    waited: array[float] = field(default_factory=lambda: array("d"))
 
     def __len__(self) -> int:
         return len(self.which)
 
     def __getitem__(self, index: int) -> Span:
         label = self.labels[self.which[index]]
-        return Span(label, self.issued[index], self.start[index], self.end[index])
+        waited = self.waited[index] if self.waited else 0.0
+        return Span(label, self.issued[index], self.start[index], self.end[index], waited)
 
     def __iter__(self) -> Iterator[Span]:
-        labels = self.labels
-        for which, issued, start, end in zip(
-            self.which, self.issued, self.start, self.end, strict=True
+        labels, waited = self.labels, self.waited or repeat(0.0, len(self))
+        for which, issued, start, end, held in zip(
+            self.which, self.issued, self.start, self.end, waited, strict=True
         ):
-            yield Span(labels[which], issued, start, end)
+            yield Span(labels[which], issued, start, end, held)
 
     def add(self, which: int, issued: float, start: float, end: float) -> None:
         self.which.append(which)
@@ -152,6 +164,7 @@ class Timeline:
     def __post_init__(self) -> None:
         for track in self.tracks:
             sizes = {len(track.which), len(track.issued), len(track.start), len(track.end)}
+            sizes |= {len(track.waited)} if track.waited else set()
             if len(sizes) != 1:
                 raise FileError(f"the columns of {track.name} have different lengths")
             if track.which and max(track.which) >= len(track.labels):

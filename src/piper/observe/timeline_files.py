@@ -15,8 +15,7 @@ from piper.observe.timeline import Column, Label, Source, Timeline, Track
 
 VERSION = 1
 MAGIC = b"PIPERTL\n"
-_TYPES = {"which": "I", "issued": "d", "start": "d", "end": "d", "times": "d", "nbytes": "q"}
-_SPANS = ("which", "issued", "start", "end")
+_SPANS = {"which": "I", "issued": "d", "start": "d", "end": "d", "waited": "d"}
 
 
 class _TrackHead(msgspec.Struct, frozen=True):
@@ -25,6 +24,7 @@ class _TrackHead(msgspec.Struct, frozen=True):
     labels: int  # which of the lists of labels
     begins: list[int]
     spans: int
+    waited: int
     memory: dict[str, int]  # category -> how many times
 
 
@@ -45,6 +45,7 @@ class _TrackColumns(msgspec.Struct, frozen=True):
     issued: list[float]
     start: list[float]
     end: list[float]
+    waited: list[float]
     memory: dict[str, tuple[list[float], list[int]]]
 
 
@@ -60,6 +61,7 @@ def to_json(timeline: Timeline) -> bytes:
             issued=list(track.issued),
             start=list(track.start),
             end=list(track.end),
+            waited=list(track.waited),
             memory={n: (list(c.times), list(c.nbytes)) for n, c in track.memory.items()},
         )
         for track in timeline.tracks
@@ -113,6 +115,7 @@ def _head(timeline: Timeline) -> _Head:
             number[id(track.labels)],
             track.begins,
             len(track),
+            len(track.waited),
             {name: len(column.times) for name, column in track.memory.items()},
         )
         for track in timeline.tracks
@@ -143,7 +146,7 @@ def _from_json(data: bytes) -> Timeline:
     head = _checked(document.head)
     tracks = []
     for found, columns in zip(head.tracks, document.columns, strict=True):
-        spans: Any = [array(_TYPES[name], getattr(columns, name)) for name in _SPANS]
+        spans: Any = [array(kind, getattr(columns, name)) for name, kind in _SPANS.items()]
         memory = {
             name: Column(array("d", times), array("q", sizes))
             for name, (times, sizes) in columns.memory.items()
@@ -157,7 +160,8 @@ def _compact(data: bytes) -> Timeline:
     head = _checked(msgspec.json.decode(reader.part(), type=_Head))
     tracks = []
     for found in head.tracks:
-        spans = [reader.column(_TYPES[name], found.spans) for name in _SPANS]
+        sizes = {"waited": found.waited}
+        spans = [reader.column(kind, sizes.get(n, found.spans)) for n, kind in _SPANS.items()]
         memory = {
             name: Column(reader.column("d", size), reader.column("q", size))
             for name, size in found.memory.items()
@@ -170,8 +174,10 @@ def _compact(data: bytes) -> Timeline:
 
 def _track(head: _Head, found: _TrackHead, spans: list[Any], memory: dict[str, Column]) -> Track:
     labels = head.labels[found.labels]
-    which, issued, start, end = spans
-    return Track(found.name, found.ranks, labels, which, issued, start, end, found.begins, memory)
+    which, issued, start, end, waited = spans
+    return Track(
+        found.name, found.ranks, labels, which, issued, start, end, found.begins, memory, waited
+    )
 
 
 class _Reader:

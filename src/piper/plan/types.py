@@ -124,6 +124,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     history: tuple[Record, ...] = ()
     train: bool = True
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
+    body_flops: dict[str, float] = {}  # body -> operations of its matrix products, where it has any
     inside: dict[str, int] = {}  # body -> the most bytes of its own tensors, where it has any
     state_names: dict[str, str] = {}  # of the model's state_dict -> the tensor
     version: int = VERSION

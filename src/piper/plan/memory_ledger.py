@@ -1,0 +1,128 @@
+"""MemoryLedger: a class's slots and tasks in; the bytes that are alive while its tasks pass, out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
+from piper.plan.group_runs import runs_within
+from piper.plan.local_order import Local
+from piper.plan.optimizers import SCALAR_BYTES, state_size
+from piper.plan.slots import FILLED, STAYING, Slot
+from piper.plan.tasks import Calling, Settle, Task, Update
+from piper.plan.types import Bucket, ParamGroup, Plan
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers", "inside")
+
+
+class MemoryLedger:
+    """What is alive on a rank, by category, at the bounds of what depends on the data. A task's writes
+    are alive from its start, its frees until its end; `inside` is what bodies under way make for
+    themselves."""
+
+    def __init__(self, plan: Plan, local: Local) -> None:
+        self.tasks, self.slots = local.tasks, local.slots
+        self.root, self.use = local.root, local.use
+        self.bodies = plan.inside
+        self.size = [_slot_bytes(slot) if slot.base < 0 else 0 for slot in self.slots]
+        self.alive = [slot.kind in STAYING | FILLED for slot in self.slots]
+        self._make_buffers()
+        self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
+        self.held = dict.fromkeys(CATEGORIES, 0)
+        self.total = 0
+        for task in self.tasks:
+            if isinstance(task, Update):
+                state = _State(plan, task, self.slots)
+                self._add("optimizer", state.kept)
+                if task.late:
+                    self.late[task.bucket] = state.before
+        for size, alive, use in zip(self.size, self.alive, self.use, strict=True):
+            if alive:
+                self._add(use, size)
+
+    def _make_buffers(self) -> None:
+        """A buffer is there all the time and counts once, as the first of its slots."""
+        made: set[int] = set()
+        for index, slot in enumerate(self.slots):
+            if slot.pool >= 0:
+                self.alive[index] = True
+                if slot.pool in made:
+                    self.size[index] = 0
+                made.add(slot.pool)
+
+    def start(self, index: int) -> None:
+        task = self.tasks[index]
+        for slot in task.writes:
+            root = self.root[slot]
+            if not self.alive[root]:
+                self.alive[root] = True
+                self._add(self.use[root], self.size[root])
+        self._add("inside", self._inside(task))
+        if isinstance(task, Update) and task.late:
+            self._add("optimizer", self.late[task.bucket])
+
+    def end(self, index: int) -> None:
+        task = self.tasks[index]
+        self._add("inside", -self._inside(task))
+        for slot in task.frees:
+            if self.alive[slot] and self.slots[slot].pool < 0:
+                self.alive[slot] = False
+                self._add(self.use[slot], -self.size[slot])
+        if isinstance(task, Settle):
+            self._add("optimizer", -self.late.get(task.bucket, 0))
+
+    def _inside(self, task: Task) -> int:
+        return self.bodies.get(task.body, 0) if isinstance(task, Calling) else 0
+
+    def _add(self, category: str, nbytes: int) -> None:
+        self.held[category] += nbytes
+        self.total += nbytes
+
+    def largest(self) -> list[tuple[int, int]]:
+        """(bytes, slot) of all that is alive, largest first."""
+        found = [(self.size[i], i) for i, alive in enumerate(self.alive) if alive and self.size[i]]
+        return sorted(found, reverse=True)
+
+
+def _slot_bytes(slot: Slot) -> int:
+    if slot.kind == "host":
+        return 0
+    return slot.type.bound_nbytes
+
+
+class _State:
+    """Bytes beside the slots that an Update steps: averages and masters of narrow parameters are `kept`
+    from step to step; a late one needs all as it was `before`, until it is settled."""
+
+    def __init__(self, plan: Plan, task: Update, known: Sequence[Slot]) -> None:
+        bucket = plan.buckets[task.bucket]
+        slots = [known[s] for s in task.stepped[: len(bucket.params)]]
+        wide = accumulation_dtype(bucket.dtype)
+        masters = sum(math.prod(slot.shape) for slot in slots) * dtype_bytes(wide)
+        averages = max(
+            sum(_averages(plan.param_groups[g], shape, dtype_bytes(wide)) for g, shape in pieces)
+            for pieces in _pieces(plan, bucket, slots)
+        )
+        self.kept = averages + (masters if wide != bucket.dtype else 0)
+        self.kept += masters if plan.ema is not None else 0
+        self.before = averages + masters
+
+
+def _pieces(
+    plan: Plan, bucket: Bucket, slots: Sequence[Slot]
+) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
+    """What is stepped by itself, with its parameter group: whole parameters; or, for each of the ranks
+    that a bucket is cut for, the runs of its part."""
+    if not bucket.over:
+        yield [(bucket.group_of(i), slot.shape) for i, slot in enumerate(slots)]
+        return
+    parts = plan.mesh.size_of(bucket.over)
+    for part in range(parts if len(set(bucket.param_groups)) > 1 else 1):
+        window = part * bucket.size // parts, (part + 1) * bucket.size // parts
+        yield [(run.group, (run.end - run.begin,)) for run in runs_within(bucket, *window)]
+
+
+def _averages(group: ParamGroup, shape: tuple[int, ...], element: int) -> int:
+    elements, numbers = state_size(group, shape)
+    return elements * element + numbers * SCALAR_BYTES

@@ -1,0 +1,30 @@
+"""Track memory: a class of ranks and its spans in; the bytes of each category over time, out."""
+
+from __future__ import annotations
+
+from piper.observe.timeline import Column, Track
+from piper.plan.local_order import Local
+from piper.plan.memory_ledger import CATEGORIES, MemoryLedger
+from piper.plan.types import Plan, RankClass
+
+
+def fill_memory(plan: Plan, found: RankClass, track: Track) -> None:
+    """Give a track, whose labels are those of the class's tasks, what the plan has alive as its spans
+    start and end. What depends on the data counts at its bound."""
+    local = Local(found.tasks, found.slots)
+    columns = {name: Column() for name in CATEGORIES}
+    for number in range(len(track.begins)):
+        ledger = MemoryLedger(plan, local)
+        spans = track.step(number)
+        # At one time earlier tasks end before later ones start.
+        starts = ((track.start[i], i, True) for i in spans)
+        ends = ((track.end[i], i, False) for i in spans)
+        moments = sorted([*starts, *ends], key=lambda m: (m[0], m[1], not m[2]))
+        known: dict[str, int] = {}
+        for time, index, begins in moments:
+            (ledger.start if begins else ledger.end)(track.which[index])
+            for name, nbytes in ledger.held.items():
+                if known.get(name) != nbytes:
+                    known[name] = nbytes
+                    columns[name].set(time, nbytes)
+    track.memory = {name: column for name, column in columns.items() if column.peak}
