@@ -15,8 +15,11 @@ from piper.observe.timeline import Label, Timeline, Track
 from piper.observe.traces import protobuf
 from piper.observe.traces.chrome_trace import to_chrome
 from piper.observe.traces.perfetto_trace import to_perfetto
+from piper.plan.report.task_labels import labels_of
+from piper.plan.types import Plan
 from piper.schedules import replay, schedule
 from piper.schedules.table_timeline import table_timeline
+from tests.plans import plan_of
 from tests.timelines import STEP, many, two_ranks
 
 
@@ -193,6 +196,47 @@ def test_classes_and_early_clocks() -> None:
     data = to_perfetto(Timeline("measured", [track], [(0.0, 0.001)]))
     slices = _Read(data).slices()["pp=0 (4 ranks: 0 to 3)", "compute"]
     assert [s[1:3] for s in slices] == [(0, 2_000_000), (2_000_000, 2_000_000)]
+
+
+def _tasks_in_turn(plan: Plan, *, by_rank: bool) -> Timeline:
+    """Every task of a plan for one unit of time, one after the other: all that flows ask for."""
+    tracks = []
+    for found in plan.classes:
+        ranks = tuple(plan.mesh.ranks(found.slice))
+        for members in [(rank,) for rank in ranks] if by_rank else [ranks]:
+            labels = labels_of(plan, found, rank=members[0] if by_rank else None)
+            track = Track(str(members), members, labels, begins=[0])
+            for index in range(len(labels)):
+                track.add(index, index, index, index + 1)
+            tracks.append(track)
+    return Timeline("simulated", tracks, [(0.0, 1.0)])
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+@pytest.mark.parametrize("name", ["pp_dp_ep", "zero3", "clipped"])
+def test_flows_of_a_plan_join_the_ranks_that_meet(name: str, by_rank: bool) -> None:
+    plan = plan_of(name)
+    timeline = _tasks_in_turn(plan, by_rank=by_rank)
+    spans = [span for track in timeline.tracks for span in track]
+    received = collective = 0
+    for flow in flows(timeline):
+        ends = [(timeline.tracks[p.track], timeline.tracks[p.track][p.span]) for p in flow.places]
+        assert len({span.label.meeting for _, span in ends}) == 1
+        if flow.message:
+            (sender, sent), (receiver, got) = ends
+            assert (sent.label.kind, got.label.kind) == ("send", "recv")
+            received += 1
+            if by_rank:  # equal coordinates on all axes but pp
+                one, other = (plan.mesh.coordinates(t.ranks[0]) for t in (sender, receiver))
+                assert one | {"pp": 0} == other | {"pp": 0}
+        else:
+            (kind,) = {span.label.kind for _, span in ends}
+            assert kind not in ("send", "recv")
+            collective += len(ends)
+    kinds = [span.label.kind for span in spans if span.label.communicates]
+    assert received == kinds.count("recv") > 0
+    if by_rank:
+        assert collective == len(kinds) - kinds.count("recv") - kinds.count("send") > 0
 
 
 def test_one_class_may_send_to_several() -> None:

@@ -36,8 +36,9 @@ def draw_svg(table: Table, replay: Replay) -> str:
 
 def _label(cell: Cell) -> Label:
     name = ("&" if cell.joined == "OVERLAP_F_B" else "+").join(map(str, cell.actions))
-    common = set.intersection(*(set(_tags(action)) for action in cell.actions))
-    return Label(name, "run", COMPUTE, phase=_phase(cell), tags=tuple(sorted(common)))
+    first, *others = map(_tags, cell.actions)
+    common = tuple(tag for tag in first if all(tag in tags for tags in others))
+    return Label(name, "run", COMPUTE, phase=_phase(cell), tags=common)
 
 
 def _phase(cell: Cell) -> str:
