@@ -43,7 +43,7 @@ class Layers(nn.Module):
 
 
 @functools.cache
-def _plan(layers: int, microbatches: int, **degrees: Any) -> Plan:
+def layers_plan(layers: int, microbatches: int, **degrees: Any) -> Plan:
     rows = 2 * microbatches * degrees.get("dp", 1)
     program = piper.trace(
         lambda: Layers(layers), torch.randn(rows, WIDTH), lambda model, batch: model(batch)
@@ -53,7 +53,7 @@ def _plan(layers: int, microbatches: int, **degrees: Any) -> Plan:
 
 @pytest.mark.parametrize("row", PAPER, ids=lambda row: f"{row['model']}-{row['m']}")
 def test_1f1b_has_the_bubble_rates_of_the_zero_bubble_paper(row: dict) -> None:
-    plan = _plan(row["p"], row["m"], pp=row["p"], schedule="1f1b")
+    plan = layers_plan(row["p"], row["m"], pp=row["p"], schedule="1f1b")
     phases = {"F": row["TF"], "BI": row["TB"], "BW": row["TW"], "B": row["TB"] + row["TW"]}
     # A first stage has no input gradient to compute; the paper's takes as long as the others.
     timeline = simulate(plan, PAPER_MACHINE, costs=GivenCosts(phases, row["Tcomm"]))
@@ -80,7 +80,7 @@ def _one_by_one(table: Table) -> Table:
 def test_every_schedule_takes_as_long_as_its_table(name: str, comm: float) -> None:
     ranks, microbatches = 4, 8
     table = _one_by_one(schedule(name, num_ranks=ranks, num_microbatches=microbatches))
-    plan = _plan(table.num_stages, microbatches, pp=ranks, schedule=name)
+    plan = layers_plan(table.num_stages, microbatches, pp=ranks, schedule=name)
     # A first stage has no input gradient to compute: its half stands where its weight half does.
     first = (1.0,) + (2.0,) * (table.num_stages - 1)
     costs = Costs(comm=comm, BI=(0.0,) + (1.0,) * (table.num_stages - 1), B=first)
@@ -132,7 +132,7 @@ def _machine(**changes: Any) -> Machine:
 @pytest.mark.parametrize("host_computes", [False, True])
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_a_class_of_ranks_stands_for_all_of_them(zero: int, host_computes: bool) -> None:
-    plan = _plan(4, 4, pp=2, dp=3, zero=zero)
+    plan = layers_plan(4, 4, pp=2, dp=3, zero=zero)
     machine = _machine(host_computes=host_computes)
     classes = simulate(plan, machine, steps=2)
     ranks = simulate(plan, machine, steps=2, by_rank=True)
@@ -147,7 +147,7 @@ def test_a_class_of_ranks_stands_for_all_of_them(zero: int, host_computes: bool)
 
 @pytest.mark.parametrize("host_computes", [False, True])
 def test_tasks_keep_the_order_that_the_plan_gives_them(host_computes: bool) -> None:
-    plan = _plan(4, 4, pp=2, dp=2, zero=3)
+    plan = layers_plan(4, 4, pp=2, dp=2, zero=3)
     timeline = simulate(plan, _machine(host_computes=host_computes))
     assert timeline.num_spans == sum(len(found.tasks) for found in plan.classes)
     for track, found in zip(timeline.tracks, plan.classes, strict=True):
@@ -217,7 +217,7 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
 
 
 def test_what_is_slow_makes_steps_longer() -> None:
-    plan, machine = _plan(4, 4, pp=2, dp=2), _machine()
+    plan, machine = layers_plan(4, 4, pp=2, dp=2), _machine()
     alone = simulate(plan, machine).step_seconds[0]
     for slow in (SlowRank(3, 2.0), SlowLink((0, 2), 500.0), SlowBody("B[", 2.0), Jitter(0.5)):
         longer = simulate(plan, machine, disturbances=[slow])
@@ -232,7 +232,7 @@ def test_what_is_slow_makes_steps_longer() -> None:
 
 
 def test_measured_bodies_and_kinds_come_first() -> None:
-    plan = _plan(4, 4, pp=2)
+    plan = layers_plan(4, 4, pp=2)
     body = next(t.body for t in plan.classes[0].tasks if t.kind == "run" and t.phase == "F")
     machine = _machine(bodies={body: 0.125})
     found = {s.label.name: s.seconds for s in simulate(plan, machine).tracks[0]}

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from piper.check.parties import Party, World, compressed, expanded
 from piper.cost.machine import Machine
-from piper.observe.timeline import Label, Timeline, Track
+from piper.observe.timeline import Timeline, Track
 from piper.plan.held_by import held_by
+from piper.plan.report.task_labels import labels_of
 from piper.plan.tasks import Comm, Task
 from piper.plan.types import Plan
 from piper.sim.disturbances import Disturbance, disturbed
@@ -42,6 +43,7 @@ class _Simulation:
         self.numbers: dict[object, int] = {}
         self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.classes: dict[int, _Class] = {}
+        self.found = {found.slice: found for found in world.plan.classes}
         rows = [self._row(number, party) for number, party in enumerate(world.parties)]
         self.engine = Engine(rows, self.meetings, host_computes=machine.host_computes)
 
@@ -122,6 +124,7 @@ class _Simulation:
             bounds,
             tuple(map(str, world.plan.history)),
             world.plan.content_hash(),
+            host_computes=self.machine.host_computes,
         )
 
     def _track(self, party: Party) -> Track:
@@ -130,7 +133,9 @@ class _Simulation:
             ranks: tuple[int, ...] = (party.number,)
         else:
             ranks = tuple(plan.mesh.ranks(party.slice))
-        return Track(party.label, ranks, self._class(party).labels)
+        found = self.found[party.slice]
+        rank = party.number if self.world.by_rank else None
+        return Track(party.label, ranks, labels_of(plan, found, rank=rank))
 
 
 class _Class:
@@ -149,19 +154,6 @@ class _Class:
             for index, task in enumerate(tasks)
             if isinstance(task, Comm)
         ]
-        names = simulation.world.plan.streams
-        self.labels = tuple(
-            Label(
-                t.name,
-                t.kind,
-                names[t.stream].name,
-                phase=getattr(t, "phase", ""),
-                tags=t.tags,
-                origin=t.origin,
-                meeting=t.meeting if isinstance(t, Comm) else "",
-            )
-            for t in party.tasks
-        )
 
 
 def _held(party: Party) -> list[tuple[int, ...]]:
