@@ -16,11 +16,10 @@ from piper.errors import FileError
 from piper.schedules import SCHEDULES, Costs, Table, describe, parse_costs, read_table, replay
 from piper.schedules import schedule as make_table
 from piper.schedules.catalog import is_file
-from piper.schedules.drawing.characters import draw_text
-from piper.schedules.drawing.svg import draw_svg
 from piper.schedules.formulas import bubble_formula, memory_formula
 from piper.schedules.read import VERSION
 from piper.schedules.replay import Replay
+from piper.schedules.table_timeline import draw_svg, draw_text
 
 
 def add_parser(commands: Any) -> None:

@@ -152,7 +152,8 @@ class Track:
 @dataclass
 class Timeline:
     """All tracks of some steps. `directives` are the lines of the strategy that origins count;
-    `clock_error` bounds how far the clocks of two ranks are apart; `unit` is empty for a table."""
+    `clock_error` bounds how far the clocks of two ranks are apart; `unit` is empty for a table. Where
+    the `host_computes`, it runs every task itself, and only communication goes on beside."""
 
     source: Source
     tracks: list[Track]
@@ -161,6 +162,7 @@ class Timeline:
     plan: str = ""
     clock_error: float = 0.0
     unit: str = "s"
+    host_computes: bool = False
 
     def __post_init__(self) -> None:
         for track in self.tracks:

@@ -36,6 +36,7 @@ class _Head(msgspec.Struct, frozen=True):
     plan: str
     clock_error: float
     unit: str
+    host_computes: bool
     labels: list[tuple[Label, ...]]  # tracks of one class share them
     tracks: list[_TrackHead]
 
@@ -122,14 +123,15 @@ def _head(timeline: Timeline) -> _Head:
     ]
     return _Head(
         VERSION, timeline.source, timeline.steps, timeline.directives, timeline.plan,
-        timeline.clock_error, timeline.unit, labels, tracks,
+        timeline.clock_error, timeline.unit, timeline.host_computes, labels, tracks,
     )  # fmt: skip
 
 
 def _timeline(head: _Head, tracks: list[Track]) -> Timeline:
     return Timeline(
-        head.source, tracks, head.steps, head.directives, head.plan, head.clock_error, head.unit
-    )
+        head.source, tracks, head.steps, head.directives, head.plan, head.clock_error, head.unit,
+        head.host_computes,
+    )  # fmt: skip
 
 
 def _checked(head: _Head) -> _Head:

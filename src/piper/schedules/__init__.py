@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from piper.schedules.action_costs import Costs, parse_costs
 from piper.schedules.catalog import SCHEDULES, as_code, describe, schedule, takes_stages_per_rank
-from piper.schedules.drawing.characters import draw_text
-from piper.schedules.drawing.svg import draw_svg
 from piper.schedules.generators.auto import auto
 from piper.schedules.generators.dualpipe import dualpipe, dualpipev
 from piper.schedules.generators.gpipe import gpipe, looped_bfs
@@ -17,6 +15,7 @@ from piper.schedules.legality import check
 from piper.schedules.read import from_rows, parse_csv, parse_json, read_table
 from piper.schedules.replay import Replay, peak_held, replay
 from piper.schedules.table import Action, Cell, Table
+from piper.schedules.table_timeline import draw_svg, draw_text
 
 __all__ = [
     "SCHEDULES", "Action", "Cell", "Costs", "Replay", "Table", "as_code", "auto", "check",

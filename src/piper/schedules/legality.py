@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from piper.errors import Call, ScheduleError, Source, user_source
 from piper.schedules.action_costs import Costs
-from piper.schedules.drawing.grid import grid
+from piper.schedules.grid import grid
 from piper.schedules.table import LETTER, Action, Cell, Kind, Table
 from piper.schedules.timing import Progress, inputs, output, run
 

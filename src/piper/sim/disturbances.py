@@ -29,7 +29,7 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class SlowBody:
-    """A body, or all tasks with this text in their names, takes `factor` as long."""
+    """A body, or all tasks whose names begin so, takes `factor` as long."""
 
     body: str
     factor: float
@@ -65,7 +65,7 @@ class Disturbed:
     def _slowed(self, task: Task) -> float:
         factor = 1.0
         for slow in self.bodies:
-            if slow.body in task.name or (isinstance(task, Calling) and task.body == slow.body):
+            if task.name.startswith(slow.body) or (isinstance(task, Calling) and task.body == slow.body):
                 factor *= slow.factor
         return factor
 

@@ -19,17 +19,32 @@ LEAST = 0.02  # of a device, that computation gets whatever communication takes
 
 
 @dataclass
+class Work:
+    """What rows of one class have in common, task by task in the order of dispatch: the seconds of the
+    host, the earlier tasks that are complete before it starts, and whether the host goes on only when it
+    is complete."""
+
+    names: Sequence[str]
+    host: list[float]
+    needs: Sequence[Sequence[int]]
+    blocks: list[bool]
+
+    def __post_init__(self) -> None:
+        self.num_needs = [len(needs) for needs in self.needs]
+        self.following: list[list[int]] = [[] for _ in self.needs]
+        for index, needs in enumerate(self.needs):
+            for before in needs:
+                self.following[before].append(index)
+
+
+@dataclass
 class Row:
-    """What one party does, task by task in the order of dispatch: seconds on the device and of the host,
-    the number of its meeting, and the earlier tasks that are complete before it starts."""
+    """One party: per task its seconds on the device, or the number of its meeting."""
 
     name: str
-    names: Sequence[str]
+    work: Work
     seconds: list[float]
-    host: list[float]
     meeting: list[int]
-    needs: Sequence[Sequence[int]]
-    blocks: list[bool]  # whether the host goes on only when it is complete
 
 
 @dataclass
@@ -64,23 +79,23 @@ class Engine:
         self.meetings = meetings
         self.host_computes = host_computes
         self.base = [0]
-        for row in rows:
-            self.base.append(self.base[-1] + len(row.seconds))
-        total = self.base[-1]
-        self.total = total
-        self.row_of = [r for r, row in enumerate(rows) for _ in row.seconds]
-        self.seconds = [s for row in rows for s in row.seconds]
+        self.row_of: list[int] = []
+        self.seconds: list[float] = []
+        self.host: list[float] = []
+        self.meeting: list[int] = []
+        self.blocks: list[bool] = []
+        self.needed: list[int] = []
+        for number, row in enumerate(rows):
+            self.row_of += [number] * len(row.seconds)
+            self.seconds += row.seconds
+            self.host += row.work.host
+            self.meeting += row.meeting
+            self.blocks += row.work.blocks
+            self.needed += row.work.num_needs
+            self.base.append(len(self.seconds))
+        self.total = self.base[-1]
         self.seconds += [meeting.seconds for meeting in meetings]
-        self.host = [s for row in rows for s in row.host]
-        self.meeting = [m for row in rows for m in row.meeting]
-        self.blocks = [b for row in rows for b in row.blocks]
-        self.following: list[list[int]] = [[] for _ in range(total)]
-        self.needed = [0] * total
-        for base, row in zip(self.base, rows, strict=False):
-            for index, needs in enumerate(row.needs):
-                self.needed[base + index] = len(needs)
-                for before in needs:
-                    self.following[base + before].append(base + index)
+        self.following = [row.work.following for row in rows]
         self.through = [sorted({row for row, _ in meeting.members}) for meeting in meetings]
 
     def run(self, begins: Sequence[float]) -> Times:
@@ -114,7 +129,7 @@ class Engine:
     def _stuck(self) -> str:
         task = next(i for i, end in enumerate(self.end) if end < 0)
         row = self.row_of[task]
-        return f"{self.rows[row].names[task - self.base[row]]} on {self.rows[row].name}"
+        return f"{self.rows[row].work.names[task - self.base[row]]} on {self.rows[row].name}"
 
     def _events(self) -> None:
         heap, version, total = self.heap, self.version, self.total
@@ -153,7 +168,10 @@ class Engine:
     def _release(self, task: int, now: float) -> None:
         """What a task's end lets start."""
         missing, issued = self.missing, self.issued
-        for later in self.following[task]:
+        row = self.row_of[task]
+        base = self.base[row]
+        for later in self.following[row][task - base]:
+            later += base
             missing[later] -= 1
             if missing[later] == 0:
                 at = issued[later]
@@ -162,7 +180,7 @@ class Engine:
                 elif at >= 0:
                     self._begin(later, now)
         if self.blocks[task]:
-            self._dispatch(self.row_of[task], task + 1, now)
+            self._dispatch(row, task + 1, now)
 
     # A host that computes itself
 
@@ -187,9 +205,11 @@ class Engine:
 
     def _free(self, task: int, now: float) -> None:
         """What a communication's end lets the host go on with."""
-        for later in self.following[task]:
+        row = self.row_of[task]
+        base = self.base[row]
+        for later in self.following[row][task - base]:
+            later += base
             self.missing[later] -= 1
-            row = self.row_of[later]
             if self.missing[later] == 0 and self.waiting[row] and self.at[row] == later:
                 self._host_at(row, later, now)
 
@@ -200,9 +220,13 @@ class Engine:
         number = self.meeting[task]
         row = self.row_of[task]
         if number == ALONE:
-            self.active[row].append(task)
+            active = self.active[row]
+            active.append(task)
             self._job(task, now)
-            self._rerate(row, now)
+            if len(active) == 1 and not self.taken[row]:
+                self._set(task, 1.0, now)
+            else:
+                self._rerate(row, now)
             return
         meeting = self.meetings[number]
         self.arrived[number] += 1

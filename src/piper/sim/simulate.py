@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 
 from piper.check.parties import Party, World, compressed, expanded
 from piper.cost.machine import Machine
-from piper.observe.timeline import Label, Timeline, Track
+from piper.observe.timeline import Timeline, Track
 from piper.plan.held_by import held_by
+from piper.plan.report.task_labels import labels_of
 from piper.plan.tasks import Comm, Task
 from piper.plan.types import Plan
 from piper.sim.disturbances import Disturbance, disturbed
-from piper.sim.engine import ALONE, Engine, Meeting, Row
+from piper.sim.engine import ALONE, Engine, Meeting, Row, Work
 from piper.sim.task_costs import MachineCosts, TaskCosts
 
 
@@ -39,72 +41,64 @@ class _Simulation:
         self.costs = costs
         self.meetings: list[Meeting] = []
         self.numbers: dict[object, int] = {}
-        self._needs: dict[int, list[tuple[int, ...]]] = {}
-        self._members: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._labels: dict[int, tuple[Label, ...]] = {}
+        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.classes: dict[int, _Class] = {}
+        self.found = {found.slice: found for found in world.plan.classes}
         rows = [self._row(number, party) for number, party in enumerate(world.parties)]
         self.engine = Engine(rows, self.meetings, host_computes=machine.host_computes)
 
-    def _row(self, number: int, party: Party) -> Row:
-        tasks = party.tasks
-        meeting = [ALONE] * len(tasks)
-        for index, task in enumerate(tasks):
-            if isinstance(task, Comm):
-                meeting[index] = self._meet(number, party, index, task)
-        return Row(
-            name=party.label,
-            names=[task.name for task in tasks],
-            seconds=self.costs.compute(party),
-            host=[self.costs.host(task) for task in tasks],
-            meeting=meeting,
-            needs=self._needs_of(party),
-            blocks=[task.blocks for task in tasks],
-        )
-
-    def _needs_of(self, party: Party) -> list[tuple[int, ...]]:
-        """Earlier tasks of the row that each waits for; on a host that computes, communications."""
-        known = self._needs.get(id(party.tasks))
+    def _class(self, party: Party) -> _Class:
+        known = self.classes.get(id(party.tasks))
         if known is None:
-            tasks = party.tasks
-            if self.machine.host_computes:
-                talks = [isinstance(task, Comm) for task in tasks]
-                holders = held_by(tasks, party.slots)
-                known = [tuple(i for i in found if talks[i]) for found in holders]
-            else:
-                known = list(_in_order(tasks))
-            self._needs[id(party.tasks)] = known
+            known = self.classes[id(party.tasks)] = _Class(self, party)
         return known
 
-    def _meet(self, number: int, party: Party, index: int, task: Comm) -> int:
+    def _row(self, number: int, party: Party) -> Row:
+        found = self._class(party)
+        meeting = [ALONE] * len(party.tasks)
+        groups: dict[int, tuple[int, ...]] = {}
+        for index, task, brings in found.comms:
+            ranks = groups.get(task.group)
+            if ranks is None:
+                ranks = groups[task.group] = self._ranks(party, task.group)
+            meeting[index] = self._meet(number, party, index, task, ranks, brings)
+        return Row(party.label, found.work, self.costs.compute(party), meeting)
+
+    def _meet(
+        self,
+        number: int,
+        party: Party,
+        index: int,
+        task: Comm,
+        ranks: tuple[int, ...],
+        brings: bool,
+    ) -> int:
         """The number of a task's meeting, which it joins."""
-        ranks = self._ranks(party, task.group)
         if self.world.by_rank:
-            key: object = (task.meeting, ranks)
+            key: object = (task.key or task.name, ranks)
         else:
             key = task.key or (number, index)
         known = self.numbers.get(key)
-        exchange = self.costs.exchange(party, task, ranks)
         if known is None:
             known = self.numbers[key] = len(self.meetings)
             holds = self.machine.holds_share and not task.facts.is_message
-            self.meetings.append(Meeting(exchange.latency, exchange.seconds, exchange.share, holds))
+            self.meetings.append(Meeting(0.0, 0.0, 0.0, holds))
         meeting = self.meetings[known]
-        # The sending end knows how long a message takes, and the slowest member a collective.
-        meeting.latency = max(meeting.latency, exchange.latency)
-        meeting.seconds = max(meeting.seconds, exchange.seconds)
         meeting.members.append((number, index))
+        if brings:  # else the other end knows how long it takes
+            found = self.costs.exchange(party, task, ranks)
+            meeting.latency = max(meeting.latency, found.latency)
+            meeting.seconds = max(meeting.seconds, found.seconds)
+            meeting.share = max(meeting.share, found.share)
         return known
 
     def _ranks(self, party: Party, group: int) -> tuple[int, ...]:
-        """The group that a party's first rank belongs to."""
-        known = self._members.get((party.number, group))
-        if known is None:
-            plan = self.world.plan
-            by_rank = self.world.by_rank
-            rank = party.number if by_rank else next(iter(plan.mesh.ranks(party.slice)))
-            known = plan.groups[group].ranks(plan.mesh, rank)
-            self._members[party.number, group] = known
-        return known
+        """The group that a party's first rank belongs to; equal ones are one object."""
+        plan = self.world.plan
+        by_rank = self.world.by_rank
+        rank = party.number if by_rank else next(iter(plan.mesh.ranks(party.slice)))
+        found = plan.groups[group].ranks(plan.mesh, rank)
+        return self._members.setdefault(found, found)
 
     def timeline(self, steps: int) -> Timeline:
         world = self.world
@@ -117,7 +111,7 @@ class _Simulation:
                 tracks, times.issued, times.start, times.end, strict=True
             ):
                 track.begins.append(len(track))
-                track.which.extend(range(len(issued)))
+                track.which.extend(array("I", range(len(issued))))
                 track.issued.extend(issued)
                 track.start.extend(start)
                 track.end.extend(end)
@@ -130,6 +124,7 @@ class _Simulation:
             bounds,
             tuple(map(str, world.plan.history)),
             world.plan.content_hash(),
+            host_computes=self.machine.host_computes,
         )
 
     def _track(self, party: Party) -> Track:
@@ -138,24 +133,34 @@ class _Simulation:
             ranks: tuple[int, ...] = (party.number,)
         else:
             ranks = tuple(plan.mesh.ranks(party.slice))
-        if id(party.tasks) not in self._labels:
-            self._labels[id(party.tasks)] = self._labels_of(party)
-        return Track(party.label, ranks, self._labels[id(party.tasks)])
+        found = self.found[party.slice]
+        rank = party.number if self.world.by_rank else None
+        return Track(party.label, ranks, labels_of(plan, found, rank=rank))
 
-    def _labels_of(self, party: Party) -> tuple[Label, ...]:
-        names = self.world.plan.streams
-        return tuple(
-            Label(
-                t.name,
-                t.kind,
-                names[t.stream].name,
-                phase=getattr(t, "phase", ""),
-                tags=t.tags,
-                origin=t.origin,
-                meeting=t.meeting if isinstance(t, Comm) else "",
-            )
-            for t in party.tasks
+
+class _Class:
+    """What all parties with the same tasks share."""
+
+    def __init__(self, simulation: _Simulation, party: Party) -> None:
+        tasks, costs = party.tasks, simulation.costs
+        self.work = Work(
+            names=[task.name for task in tasks],
+            host=[costs.host(task) for task in tasks],
+            needs=_held(party) if simulation.machine.host_computes else _in_order(tasks),
+            blocks=[task.blocks for task in tasks],
         )
+        self.comms = [
+            (index, task, task.facts.brings)
+            for index, task in enumerate(tasks)
+            if isinstance(task, Comm)
+        ]
+
+
+def _held(party: Party) -> list[tuple[int, ...]]:
+    """The communications that a host which computes itself has to see complete."""
+    talks = [isinstance(task, Comm) for task in party.tasks]
+    holders = held_by(party.tasks, party.slots)
+    return [tuple(i for i in found if talks[i]) for found in holders]
 
 
 def _in_order(tasks: Sequence[Task]) -> list[tuple[int, ...]]:

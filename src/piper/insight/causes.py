@@ -1,0 +1,176 @@
+"""Causes: a plan and a timeline of it in; for every span, what it had to wait for last, out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from piper.errors import PlanError
+from piper.observe.timeline import Span, Timeline, Track
+from piper.plan.held_by import held_by
+from piper.plan.tasks import Comm
+from piper.plan.types import Plan, RankClass
+
+Why = Literal["data", "stream", "host", "peer", "begin"]
+
+
+class Place(NamedTuple):
+    """Span number `span` of track number `track`."""
+
+    track: int
+    span: int
+
+
+class Cause(NamedTuple):
+    """What a span waited for last: `place` was over `at` that time, and why that mattered.
+
+    data: it waits for that task; stream: that one came before it there; host: the host was busy with
+    that one; peer: the last member of a communication came only then; begin: the step began then.
+    """
+
+    place: Place | None
+    at: float
+    why: Why
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a class's tasks wait for."""
+
+    needs: list[tuple[int, ...]]
+    before: list[int]  # on its stream, or -1
+
+
+class Causes:
+    """Of one step of a timeline."""
+
+    def __init__(self, plan: Plan, timeline: Timeline, step: int = -1) -> None:
+        self.plan = plan
+        self.timeline = timeline
+        self.step = step % max(len(timeline.steps), 1)
+        if not timeline.steps:
+            raise PlanError("a timeline without steps says nothing of causes")
+        self.begin, self.end = timeline.steps[self.step]
+        self.host_computes = timeline.host_computes
+        self.spans = [track.step(self.step) for track in timeline.tracks]
+        self.classes = [self._class_of(track) for track in timeline.tracks]
+        self._orders: dict[int, _Order] = {}
+
+    def _class_of(self, track: Track) -> RankClass:
+        at = self.plan.mesh.coordinates(track.ranks[0])
+        for found in self.plan.classes:
+            if all(at[axis] == index for axis, index in found.slice.fixed):
+                names = [label.name for label in track.labels]
+                if names != [task.name for task in found.tasks]:
+                    break
+                return found
+        raise PlanError(
+            f"the timeline of {track.name} is not one of plan {self.plan.content_hash()}"
+        )
+
+    def _order(self, number: int) -> _Order:
+        found = self.classes[number]
+        if id(found) not in self._orders:
+            last: dict[int, int] = defaultdict(lambda: -1)
+            before = []
+            for index, task in enumerate(found.tasks):
+                before.append(last[task.stream])
+                last[task.stream] = index
+            needs = [task.waits for task in found.tasks]
+            if self.host_computes:
+                needs = held_by(found.tasks, found.slots)
+            self._orders[id(found)] = _Order(needs, before)
+        return self._orders[id(found)]
+
+    def span(self, place: Place) -> Span:
+        return self.timeline.tracks[place.track][place.span]
+
+    def task(self, place: Place) -> int:
+        """The number of a span's task in its class."""
+        return self.timeline.tracks[place.track].which[place.span]
+
+    @cached_property
+    def _meetings(self) -> dict[str, list[Place]]:
+        found: dict[str, list[Place]] = defaultdict(list)
+        for number, track in enumerate(self.timeline.tracks):
+            names = [label.meeting for label in track.labels]
+            for span in self.spans[number]:
+                name = names[track.which[span]]
+                if name:
+                    found[name].append(Place(number, span))
+        return found
+
+    def members(self, place: Place) -> list[Place]:
+        """All spans of a communication, on all tracks."""
+        name = self.span(place).label.meeting
+        return self._meetings[name] if name else [place]
+
+    def last_to_come(self, place: Place) -> Place:
+        """The member for which a communication waited."""
+        tracks = self.timeline.tracks
+        return max(self.members(place), key=lambda p: tracks[p.track].start[p.span])
+
+    def began(self, place: Place) -> float:
+        """When a span could go on: for a communication, when all its members were there."""
+        last = self.last_to_come(place)
+        return self.timeline.tracks[last.track].start[last.span]
+
+    @cached_property
+    def last(self) -> Place:
+        """The span that ends last."""
+        tracks = self.timeline.tracks
+        places = (Place(n, i) for n, spans in enumerate(self.spans) for i in spans)
+        return max(places, key=lambda p: tracks[p.track].end[p.span])
+
+    def read_before(self, place: Place) -> Place | None:
+        """The last task, up to one, that its host waited for."""
+        first = self.spans[place.track].start
+        tasks = self.classes[place.track].tasks
+        reads = (i for i in range(place.span, first - 1, -1) if tasks[i - first].blocks)
+        found = next(reads, None)
+        return None if found is None else Place(place.track, found)
+
+    def cause(self, place: Place) -> Cause:
+        """Of a span's start, on its own rank."""
+        track = self.timeline.tracks[place.track]
+        spans = self.spans[place.track]
+        first = spans.start
+        index = place.span - first
+        order = self._order(place.track)
+        start = track.start[place.span]
+        found: list[Cause] = [Cause(None, self.begin, "begin")]
+        for need in order.needs[index]:
+            found.append(self._ended(place.track, first + need, "data"))
+        if self.host_computes:
+            found += self._host(place, first)
+        else:
+            before = order.before[index]
+            if before >= 0:
+                found.append(self._ended(place.track, first + before, "stream"))
+            issued = track.issued[place.span]
+            if index > 0:
+                found.append(Cause(Place(place.track, place.span - 1), issued, "host"))
+        late = start + max(self.timeline.clock_error, 1e-9)
+        return max(
+            (cause for cause in found if cause.at <= late),
+            key=lambda cause: (cause.at, _PREFERRED[cause.why]),
+        )
+
+    def _ended(self, track: int, span: int, why: Why) -> Cause:
+        return Cause(Place(track, span), self.timeline.tracks[track].end[span], why)
+
+    def _host(self, place: Place, first: int) -> list[Cause]:
+        """A host that computes is through with a communication when it is started."""
+        if place.span == first:
+            return []
+        before = Place(place.track, place.span - 1)
+        track = self.timeline.tracks[place.track]
+        talks = isinstance(self.classes[place.track].tasks[before.span - first], Comm)
+        return [
+            Cause(before, track.start[before.span] if talks else track.end[before.span], "host")
+        ]
+
+
+_PREFERRED: dict[Why, int] = {"data": 4, "stream": 3, "host": 2, "peer": 1, "begin": 0}

@@ -1,0 +1,1 @@
+"""Timelines as pictures: bars in time, in a terminal or as SVG."""

@@ -1,0 +1,110 @@
+"""Why a step takes as long as it does: the critical path, and what is planted into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from piper.cost.machine import Link, Machine
+from piper.errors import FileError
+from piper.insight.causes import Causes
+from piper.insight.critical_path import WAITING, critical_path
+from piper.insight.gaps import gap_at, largest_gaps
+from piper.insight.suspects import suspects
+from piper.sim.disturbances import Jitter, SlowBody, SlowLink, SlowRank
+from piper.sim.simulate import simulate
+from piper.sim.task_costs import GivenCosts
+from tests.null.test_simulate import PAPER_MACHINE, layers_plan
+
+
+def _machine(**changes: Any) -> Machine:
+    link = Link(2e-6, 1e11, share=0.1)
+    values: dict[str, Any] = {
+        "name": "test", "flops": {"float32": 1e12}, "bandwidth": 1e12, "node": link, "network": link,
+        "ranks_per_node": 8, "launch": 1e-5, "dispatch": 1e-6, "exchange": 1e-6,
+    }  # fmt: skip
+    return Machine(**{**values, **changes})
+
+
+@pytest.mark.parametrize("host_computes", [False, True])
+@pytest.mark.parametrize(
+    "degrees", [{"pp": 2}, {"pp": 2, "dp": 2}, {"dp": 3, "zero": 3}, {"pp": 2, "dp": 2, "zero": 2}]
+)
+def test_the_parts_of_the_path_sum_up_to_the_step(degrees: dict, host_computes: bool) -> None:
+    plan = layers_plan(4, 4, **degrees)
+    timeline = simulate(plan, _machine(host_computes=host_computes), steps=2)
+    path = critical_path(Causes(plan, timeline))
+    begin, end = timeline.steps[1]
+    assert path.seconds == pytest.approx(end - begin)
+    for one, other in zip(path.segments, path.segments[1:], strict=False):
+        assert one.end == pytest.approx(other.begin)
+    for sums in (path.by_kind, path.by_directive, path.by_track):
+        assert sum(sums.values()) == pytest.approx(path.seconds)
+
+
+def test_the_path_of_1f1b_is_the_one_on_paper() -> None:
+    plan = layers_plan(4, 8, pp=4, schedule="1f1b")
+    costs = GivenCosts({"F": 1.0, "B": 2.0}, 0.25)
+    path = critical_path(Causes(plan, simulate(plan, PAPER_MACHINE, costs=costs)))
+    assert path.by_kind["F"] + path.by_kind["B"] + path.by_kind["recv"] == pytest.approx(
+        path.seconds
+    )
+    assert path.by_kind.get(WAITING, 0.0) == 0.0
+
+
+def test_a_gap_names_the_rank_and_the_task_that_it_waits_for() -> None:
+    plan = layers_plan(4, 8, pp=4, schedule="1f1b")
+    costs = GivenCosts({"F": 1.0, "B": 2.0}, 0.25)
+    causes = Causes(plan, simulate(plan, PAPER_MACHINE, costs=costs))
+    gap = gap_at(causes, 3, 2.0)
+    assert gap is not None and (gap.begin, gap.end) == (0.0, 3.75)
+    assert (gap.before, gap.after) == ("the step's begin", "F[PP=3,MB=0]")
+    ran = [(link.track, link.task) for link in gap.chain if link.task.startswith("F[")]
+    assert ran == [("pp=2", "F[PP=2,MB=0]"), ("pp=1", "F[PP=1,MB=0]"), ("pp=0", "F[PP=0,MB=0]")]
+    assert gap_at(causes, 0, 0.5) is None
+    longest = largest_gaps(causes, most=3)
+    assert longest == sorted(longest, key=lambda found: -found.seconds)
+    with pytest.raises(FileError, match="has no rank 9"):
+        gap_at(causes, 9, 0.5)
+    with pytest.raises(FileError, match="is not in the step"):
+        gap_at(causes, 0, 1e9)
+
+
+@pytest.mark.parametrize("host_computes", [False, True])
+@pytest.mark.parametrize(
+    ("planted", "of", "name"),
+    [
+        (SlowRank(2, 1.6), "rank", "2"),
+        (SlowLink((0, 2), 8.0), "link", "0-2"),
+        (SlowBody("B[PP=1,", 1.5), "body", "B[PP=1]"),
+    ],
+)
+def test_what_is_planted_is_found(planted: Any, of: str, name: str, host_computes: bool) -> None:
+    plan = layers_plan(4, 8, pp=2, dp=2, schedule="interleaved_1f1b")
+    machine = _machine(host_computes=host_computes)
+    predicted = Causes(plan, simulate(plan, machine))
+    shaken = (planted, Jitter(0.03))
+    measured = Causes(plan, simulate(plan, machine, disturbances=shaken))
+    found = suspects(measured, predicted)
+    assert (found[0].of, found[0].name) == (of, name), list(map(str, found))
+    assert found[0].factor == pytest.approx(planted.factor, rel=0.1)
+    assert {suspect.of for suspect in found} == {of}, list(map(str, found))
+    quiet = Causes(plan, simulate(plan, machine, disturbances=[Jitter(0.03)]))
+    assert suspects(quiet, predicted) == []
+
+
+def test_a_planted_gap_is_found() -> None:
+    plan = layers_plan(4, 8, pp=2, dp=2)
+    machine = _machine(host_computes=True)
+    predicted = Causes(plan, simulate(plan, machine, by_rank=True))
+    timeline = simulate(plan, machine, by_rank=True)
+    track = timeline.track_of(3)
+    at = next(i for i, span in enumerate(track) if span.label.name.startswith("B[PP=1,MB=4"))
+    for column in (track.issued, track.start, track.end):
+        for span in range(at, len(track)):
+            column[span] += 0.01
+    timeline.steps[0] = (0.0, timeline.steps[0][1] + 0.01)
+    found = suspects(Causes(plan, timeline), predicted)
+    assert [(s.of, s.name, s.ranks) for s in found] == [("gap", track[at].label.name, (3,))]
+    assert found[0].seconds == pytest.approx(0.01, rel=0.01)
