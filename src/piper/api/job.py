@@ -33,6 +33,8 @@ from piper.stored.stored_pieces import StoredState
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from piper.observe.timeline import Timeline
+
 
 def load_job(path: str | os.PathLike[str]) -> Job:
     """The job that `Job.save` or `piper plan -o` wrote, proved again.
@@ -242,6 +244,18 @@ class Job:
         if any(manifest.options) and manifest.param_groups == self.plan.param_groups:
             run.set_options(manifest.options)
         return run
+
+    def rehearse(self, batch: Any, launcher: str | Pool = "local", *, steps: int = 5) -> Timeline:
+        """The times of all tasks without communication: ranks run them side by side, and nobody waits.
+        What the simulator knows of bodies comes from here; nothing is trained."""
+        pool = pool_of(launcher, self.plan, {})
+        workers = PoolRun(self.plan, self.bodies, pool, rehearses=True)
+        with Run(self.plan, workers, ShapedPlans(self, 1)) as run:
+            run.step(batch)
+            recording = run.record(steps)
+            for _ in range(steps):
+                run.step(batch)
+        return recording.timeline
 
     def _started(
         self,

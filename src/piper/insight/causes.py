@@ -109,13 +109,18 @@ class Causes:
 
     def last_to_come(self, place: Place) -> Place:
         """The member for which a communication waited."""
-        tracks = self.timeline.tracks
-        return max(self.members(place), key=lambda p: tracks[p.track].start[p.span])
+        return max(self.members(place), key=self.came)
+
+    def came(self, place: Place) -> float:
+        """When a span was ready on its own rank: a host that computes has then started it."""
+        track = self.timeline.tracks[place.track]
+        if not self.host_computes:
+            return track.start[place.span]
+        return max(track.start[place.span], min(track.issued[place.span], track.end[place.span]))
 
     def began(self, place: Place) -> float:
         """When a span could go on: for a communication, when all its members were there."""
-        last = self.last_to_come(place)
-        return self.timeline.tracks[last.track].start[last.span]
+        return self.came(self.last_to_come(place))
 
     @cached_property
     def last(self) -> Place:
@@ -162,14 +167,14 @@ class Causes:
         return Cause(Place(track, span), self.timeline.tracks[track].end[span], why)
 
     def _host(self, place: Place, first: int) -> list[Cause]:
-        """A host that computes is through with a communication when it is started."""
+        """A host that computes is through with a communication when it has started it."""
         if place.span == first:
             return []
         before = Place(place.track, place.span - 1)
         track = self.timeline.tracks[place.track]
         talks = isinstance(self.classes[place.track].tasks[before.span - first], Comm)
         return [
-            Cause(before, track.start[before.span] if talks else track.end[before.span], "host")
+            Cause(before, track.issued[before.span] if talks else track.end[before.span], "host")
         ]
 
 

@@ -65,7 +65,7 @@ def _backwards(causes: Causes) -> Iterator[Segment]:
         yield _waiting(ended, at, causes.end, "begin")
     while True:
         late = causes.last_to_come(ended)
-        began = min(causes.span(late).start, at)
+        began = min(causes.came(late), at)
         why: Why = "peer" if late != ended else causes.cause(ended).why
         yield Segment(ended.track, ended.span, began, at, why)
         found = yield from _start(causes, late, began)

@@ -65,7 +65,9 @@ class Disturbed:
     def _slowed(self, task: Task) -> float:
         factor = 1.0
         for slow in self.bodies:
-            if task.name.startswith(slow.body) or (isinstance(task, Calling) and task.body == slow.body):
+            if task.name.startswith(slow.body) or (
+                isinstance(task, Calling) and task.body == slow.body
+            ):
                 factor *= slow.factor
         return factor
 

@@ -196,11 +196,13 @@ class Engine:
             self.issued[task] = now
             self._begin(task, now)
         else:
-            self.issued[task] = now
             heappush(self.heap, (now + self.host[task], -task - 1, 0))
 
     def _posted(self, task: int, now: float) -> None:
+        """The host has started a communication."""
         self._begin(task, now)
+        self.start[task] = now - self.host[task]
+        self.issued[task] = now
         self._host_at(self.row_of[task], task + 1, now)
 
     def _free(self, task: int, now: float) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from piper.bodies.no_compiler import spare_compiler
+from piper.cost.exchange_times import LinkTimes
 from piper.errors import PiperError
 from piper.plan.types import Plan, plan_from_json
 from piper.runtime.failure.board import Board, begin, clear, end
@@ -25,12 +26,14 @@ from piper.runtime.order.host_order import PeerError
 from piper.runtime.record.clocks import Tie, common_tie, own_tie
 from piper.runtime.record.device_recorder import DeviceRecorder
 from piper.runtime.record.host_recorder import HostRecorder
+from piper.runtime.record.link_times import measure_links
 from piper.runtime.record.recorder import RankTimes, Recorder
 from piper.runtime.state.lent import Lent
 from piper.runtime.state.weight_writing import write_weights
 from piper.runtime.state.write_pieces import Writing
 from piper.runtime.transport.distributed import Communicators, DistributedTransport
 from piper.runtime.transport.gates import Gates
+from piper.runtime.transport.null import NullTransport
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.heap import keep_memory
 from piper.runtime.worker.profile import profiled
@@ -108,7 +111,7 @@ class Member:
             plan,
             self.rank,
             bodies=payload["bodies"],
-            transport=self.transport or DistributedTransport(self.communicators, plan),
+            transport=self._transport(plan, payload),
             device=str(self.device),
             cells=self.cells,
             shares=self.workers.get("train") if name != "train" else None,
@@ -117,6 +120,15 @@ class Member:
             given=payload.get("given"),
             compile=payload.get("compile", False),
         )
+
+    def _transport(self, plan: Plan, payload: Mapping[str, Any]) -> Transport:
+        if payload.get("rehearses"):
+            return NullTransport(str(self.device))
+        return self.transport or DistributedTransport(self.communicators, plan)
+
+    def links(self, _: object = None) -> LinkTimes:
+        """What communication takes; all ranks measure together."""
+        return LinkTimes() if self.transport else measure_links(self.device)
 
     def plan_hash(self, name: str) -> str:
         """Of the plan with this role."""

@@ -33,7 +33,8 @@ Ranks = Sequence[int] | None  # those that a failure has left; None while there 
 
 
 class PoolRun:
-    """A plan on a pool, which is closed with the run if it was made for it."""
+    """A plan on a pool, which is closed with the run if it was made for it. One that `rehearses` runs
+    all tasks but moves no bytes: its numbers mean nothing, its times do."""
 
     def __init__(
         self,
@@ -44,13 +45,14 @@ class PoolRun:
         stored: StoredState | None = None,
         memory: Mapping[str, Tensor] | None = None,
         compile: bool = False,
+        rehearses: bool = False,
     ) -> None:
         self.own_pool = callable(pool)
         self.pool: Pool = pool() if callable(pool) else pool
         self.plan = plan
         self.bodies = bodies
         self.plans: dict[str, Plan] = {}  # all that are loaded, by role
-        self.options = {"compile": compile}
+        self.options = {"compile": compile, "rehearses": rehearses}
         self.in_memory = memory  # of that, what lies in this process
         self.failed = False  # whether a rank has: then none is asked again
         self.stored = stored  # what the run starts from, if not from the model's own code

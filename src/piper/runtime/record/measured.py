@@ -40,6 +40,7 @@ def measured_timeline(plan: Plan, ranks: Sequence[RankTimes]) -> Timeline:
         tuple(map(str, plan.history)),
         plan.content_hash(),
         NANOSECOND * sum(sorted(rank.error for rank in ranks)[-2:]),
+        host_computes=plan.device == "cpu",
     )
 
 

@@ -18,8 +18,10 @@ from piper.runtime.transport.gates import Gate, Gates
 from piper.runtime.transport.transport import Exchange, Pending, unknown_kind
 
 # torch 2.13 has new names for both and warns of the old ones; 2.11 has only those.
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 # Longer than anybody watches a step: whoever watches says more than a timeout of torch's.
 TIMEOUT = timedelta(hours=1)
@@ -205,8 +207,8 @@ def _all_to_all(
 
 COLLECTIVES: dict[str, Collective] = {
     "all_reduce": _all_reduce,
-    "reduce_scatter": _into_memory(_reduce_scatter),
-    "all_gather": _into_memory(_all_gather),
+    "reduce_scatter": _into_memory(reduce_scatter_single),
+    "all_gather": _into_memory(all_gather_single),
     "all_to_all": _all_to_all,
 }
 

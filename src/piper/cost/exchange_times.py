@@ -1,0 +1,60 @@
+"""Exchange times: what communication was measured to take, kind by kind and size by size."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from piper.cost.machine import Linear
+
+
+class ExchangeTime(msgspec.Struct, frozen=True):
+    """One kind between so many ranks, of one machine or across several; `carried` are the bytes that a
+    rank's link carries each way."""
+
+    kind: str
+    ranks: int
+    across: bool
+    carried: float
+    seconds: float
+
+
+class LinkTimes(msgspec.Struct, frozen=True):
+    """`share` is what communication takes of a device from computation beside it, `issue` what the host
+    needs to start one."""
+
+    exchanges: tuple[ExchangeTime, ...] = ()
+    share: float = 0.0
+    issue: float = 0.0
+
+
+def fitted(points: Sequence[tuple[float, float]]) -> Linear:
+    """The line through (bytes, seconds) whose relative errors are least; neither part is negative."""
+    if len({size for size, _ in points}) < 2:
+        return Linear(sum(seconds for _, seconds in points) / max(len(points), 1))
+    # Weighted by 1 / seconds, so that small and large ones count alike.
+    rows = [(1 / max(t, 1e-9), n / max(t, 1e-9)) for n, t in points]
+    aa = sum(a * a for a, _ in rows)
+    ab = sum(a * b for a, b in rows)
+    bb = sum(b * b for _, b in rows)
+    ya, yb = sum(a for a, _ in rows), sum(b for _, b in rows)
+    determinant = aa * bb - ab * ab
+    if determinant <= 0:
+        return Linear(ya / aa)
+    fixed = (ya * bb - yb * ab) / determinant
+    per_byte = (aa * yb - ab * ya) / determinant
+    if fixed < 0:
+        return Linear(0.0, yb / bb)
+    if per_byte < 0:
+        return Linear(ya / aa, 0.0)
+    return Linear(fixed, per_byte)
+
+
+def by_kind(found: Iterable[ExchangeTime]) -> dict[str, Linear]:
+    """For a Machine's `kinds`: `all_reduce/4`."""
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for each in found:
+        points[f"{each.kind}/{each.ranks}"].append((each.carried, each.seconds))
+    return {name: fitted(each) for name, each in points.items()}
