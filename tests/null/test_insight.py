@@ -12,6 +12,8 @@ from piper.insight.causes import Causes
 from piper.insight.critical_path import WAITING, critical_path
 from piper.insight.gaps import gap_at, largest_gaps
 from piper.insight.suspects import suspects
+from piper.insight.use_of_time import union, use_of_time
+from piper.insight.what_if import what_if
 from piper.sim.disturbances import Jitter, SlowBody, SlowLink, SlowRank
 from piper.sim.simulate import simulate
 from piper.sim.task_costs import GivenCosts
@@ -108,3 +110,29 @@ def test_a_planted_gap_is_found() -> None:
     found = suspects(Causes(plan, timeline), predicted)
     assert [(s.of, s.name, s.ranks) for s in found] == [("gap", track[at].label.name, (3,))]
     assert found[0].seconds == pytest.approx(0.01, rel=0.01)
+
+
+@pytest.mark.parametrize("host_computes", [False, True])
+def test_a_tracks_time_is_used_up(host_computes: bool) -> None:
+    plan = layers_plan(4, 4, pp=2, dp=2, zero=3)
+    timeline = simulate(plan, _machine(host_computes=host_computes), steps=2)
+    for use in use_of_time(timeline):
+        assert use.computing + use.exposed + use.idle == pytest.approx(use.seconds)
+        assert min(use.computing, use.exposed, use.hidden) > 0 and use.idle >= -1e-12
+        assert use.hidden <= use.computing
+
+
+def test_unions_have_no_overlaps() -> None:
+    assert union([(3, 4), (0, 1), (0.5, 2), (2, 2.5), (5, 5)]) == [(0, 2.5), (3, 4)]
+
+
+def test_what_if_something_were_free() -> None:
+    plan, machine = layers_plan(4, 4, pp=2, dp=2), _machine()
+    nothing = what_if(plan, machine, "no such thing")
+    assert nothing.tasks == 0 and nothing.gain == 0
+    reduced = what_if(plan, machine, "all_reduce")
+    assert reduced.tasks > 0 and 0 < reduced.gain < 1
+    slower = what_if(plan, machine, "B[PP=1", 2.0)
+    assert slower.gain < 0 and "longer" in str(slower)
+    made = what_if(plan, machine, "replicate")
+    assert made.tasks >= reduced.tasks - 2 and made.gain > 0
