@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import piper
 from piper.errors import FileError
@@ -101,3 +103,23 @@ def test_a_name_in_a_file_of_torch_that_is_no_text(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"pytorch_model/v", b"pytorch_mod\xe4l/v"))
     with pytest.raises(FileError, match=r"is no file of torch\.save's present form"):
         weight_source(path)
+
+
+def test_a_file_of_torch_whose_tensors_lie_in_another_order(tmp_path: Path) -> None:
+    """Torch, which loads a part of it without the rest, would take one for the other."""
+    path = tmp_path / "weights.pt"
+    weights = {"a": torch.ones(4), "b": torch.zeros(4), "again": None}
+    weights["again"] = weights["a"]
+    torch.save(weights, path)
+    assert set(weight_source(path).stored) == {"a", "b", "again"}
+    swapped = tmp_path / "swapped.pt"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(swapped, "w") as new:
+        entries = {entry.filename: old.read(entry) for entry in old.infolist()}
+        zero, one = (next(n for n in entries if n.endswith(f"/data/{key}")) for key in "01")
+        for name in entries:
+            name = {zero: one, one: zero}.get(name, name)
+            new.writestr(name, entries[name])
+    loaded = torch.load(swapped, weights_only=True)
+    assert loaded["a"].equal(weights["a"]) and loaded["b"].equal(weights["b"])
+    with pytest.raises(FileError, match="lie in another order than it names them"):
+        weight_source(swapped)
