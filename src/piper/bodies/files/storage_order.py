@@ -1,4 +1,4 @@
-"""storage_order: the pickle of a torch.save file in, its storages in the order of their names in it out."""
+"""storage_order: the pickle of a torch.save file in, its storages in the order of their naming out."""
 
 from __future__ import annotations
 
