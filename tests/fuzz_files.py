@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -29,16 +27,16 @@ from random import Random
 from typing import Any
 
 import piper
-from piper import errors
 from piper.api.job_file import job_to_json
 from piper.api.program_file import program_from_json
 from piper.bodies.files.codec import content_hash, decode, encode, load
 from piper.check import expanded, problems
 from piper.cli.main import main
-from piper.errors import PiperError
 from piper.plan.types import plan_from_json
 from piper.schedules import parse_json, read_table, schedule
 from piper.strategies import from_json, parallel, to_json
+from tests.file_verdicts import Failed, accepted, ended
+from tests.fuzz_stored import good, try_checkpoint, try_weights
 from tests.mutations import mutate
 from tests.plans import plan_of
 from tests.zoo import ADAMW, program_of
@@ -46,50 +44,7 @@ from tests.zoo import ADAMW, program_of
 HERE = Path(__file__).parent
 SECONDS = 5.0
 GIGABYTE = 1 << 30
-MISUSED = 2
 PLANS = ("dp", "ep", "clipped", "zero1", "zero3", "pp")
-PIPER_ERRORS = {
-    name
-    for name, known in vars(errors).items()
-    if isinstance(known, type) and issubclass(known, PiperError)
-}
-
-
-class Failed(AssertionError):
-    """A file that ended otherwise than it must."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    output: str
-    error: str
-
-
-def ended(function: Callable[[], int]) -> Ended:
-    """Run as the command line does; only what it prints and its exit code count."""
-    output, error = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
-        try:
-            code = function()
-        except PiperError as raised:
-            code = MISUSED
-            print(f"{type(raised).__name__}: {raised}", file=sys.stderr)
-    return Ended(code, output.getvalue(), error.getvalue())
-
-
-def accepted(what: Ended, *, legal: tuple[int, ...] = (0,)) -> bool:
-    """Whether a file was accepted; raises if it was neither accepted nor refused by one error."""
-    if what.code in legal:
-        return True
-    name = re.match(r"(\w+): ", what.error)
-    if what.code != MISUSED or name is None or name[1] not in PIPER_ERRORS:
-        raise Failed(f"exit code {what.code}\n{what.error}{what.output[:500]}")
-    if "Traceback" in what.error or "--debug shows where" in what.error:
-        raise Failed(what.error)
-    return False
 
 
 def try_plan(path: Path, rng: Random, original: str) -> bool:
@@ -200,6 +155,8 @@ TRIES: dict[str, Callable[[Path, Random, str], bool]] = {
     "body": try_body,
     "job": try_job,
     "program": try_program,
+    "checkpoint": try_checkpoint,
+    "weights": try_weights,
 }
 SHARES = {
     "plan": 9,
@@ -208,6 +165,8 @@ SHARES = {
     "body": 5,
     "job": 2,
     "program": 3,
+    "checkpoint": 3,
+    "weights": 4,
 }  # how often each kind is drawn
 
 
@@ -220,6 +179,8 @@ def seeds() -> dict[str, list[Seed]]:
         "body": _bodies(),
         "job": [Seed("job", ".json", _job_bytes())],
         "program": _programs(),
+        "checkpoint": _stored("saved"),
+        "weights": _stored("saved", "shards", "torch", "dcp"),
     }
     return found
 
@@ -266,6 +227,15 @@ def _programs() -> list[Seed]:
     strategies = (parallel(dp=2, ep=2, microbatches=2), parallel(pp=2, microbatches=2, zero=1))
     programs = [program_of("tied").apply(strategy) for strategy in strategies]
     return [Seed("program", ".json", program.to_json()) for program in programs]
+
+
+def _stored(*folders: str) -> list[Seed]:
+    """Each file of these folders, with its name."""
+    return [
+        Seed("stored", ".file", data, f"{folder}/{name}")
+        for folder in folders
+        for name, data in good()[0][folder].items()
+    ]
 
 
 def run_case(
@@ -343,7 +313,7 @@ def _all(cases: int, seed: int, size: int, keep: Path) -> int:
             print(f"cases {start} to {stop} ended with {done.returncode}")
         print(f"cases {start}-{stop}: {time.perf_counter() - begin:.0f} s", flush=True)
     for (kind, how), times in sorted(total.items()):
-        print(f"{kind:<9} {how:<9} {times}")
+        print(f"{kind:<10} {how:<9} {times}")
     return 1 if total["", "failed"] else 0
 
 

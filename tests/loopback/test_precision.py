@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -258,3 +258,51 @@ def test_stages_that_were_cut_are_cut_there_in_bfloat16_too() -> None:
 
 def _untagged_step(model: nn.Module, batch: dict[str, Tensor]) -> Any:
     return CASES["untagged"].step(model, batch)
+
+
+class Normed(nn.Module):
+    """Running values stay float32 where the norm's parameters are bfloat16."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8)
+        norms: dict[str, Any] = {
+            "batch": nn.BatchNorm1d,
+            "instance": partial(nn.InstanceNorm1d, affine=True, track_running_stats=True),
+        }
+        self.norm = norms[kind](4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.layer(x).view(len(x), 4, 2))
+
+
+def _mixed(kind: str, state: dict[str, Tensor]) -> Normed:
+    """With the values of bfloat16: the layer is in it, the norm's parameters are float32."""
+    model = Normed(kind)
+    model.load_state_dict(state)
+    model.layer.bfloat16()
+    for param in model.norm.parameters():
+        param.data = param.data.bfloat16().float()
+    return model
+
+
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_norms_with_running_values(kind: str) -> None:
+    """As torch's norms of bfloat16 with parameters and running values in float32, the only ones that it
+    has on a CPU."""
+    batch = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    program = piper.trace(lambda: Normed(kind), batch, lambda m, b: m(b).float().square().mean())
+    job = program.lower(precision="bf16", optimizer=piper.sgd(lr=0.1))
+    with job.launch("loopback") as run:
+        model = _mixed(kind, run.state_dict())
+        wanted = model(batch.bfloat16()).float().square().mean()
+        wanted.backward()
+        begun = run.masters()
+        assert run.step(batch).loss == pytest.approx(wanted.item(), rel=1e-6)
+        torch.testing.assert_close(run.buffers(), dict(model.named_buffers()))
+        for name, master in run.masters().items():
+            grad = model.get_parameter(name).grad.bfloat16().float()
+            torch.testing.assert_close(master, begun[name] - 0.1 * grad)
+        model = _mixed(kind, run.state_dict()).eval()
+        wanted = model(batch.bfloat16()).float().square().mean()
+        assert run.evaluate(batch).loss == pytest.approx(wanted.item(), rel=1e-6)

@@ -142,17 +142,24 @@ def test_trap_08_every_microbatch_and_data_rank_has_its_own_rows() -> None:
     assert sorted(seen) == [(d, m) for d in range(2) for m in range(4)]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_trap_14_fewer_microbatches_than_stages_train(schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zb"])
+def test_trap_14_fewer_microbatches_than_ranks_train(schedule: str) -> None:
     """A schedule whose steady phase never starts must not hang."""
     strategy = parallel(pp=4, microbatches=2, schedule=schedule)
-    job = _program(4).apply(strategy).lower(optimizer=ADAMW)
+    job = _program(8).apply(strategy).lower(optimizer=ADAMW)
+    _assert_exact(job, [_batch(0), _batch(1)])
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zb"])
+def test_trap_14_two_rounds_of_four_microbatches_on_three_ranks_train(schedule: str) -> None:
+    strategy = parallel(pp=3, microbatches=8, schedule=schedule)
+    job = _program(6).apply(strategy).lower(optimizer=ADAMW)
     _assert_exact(job, [_batch(0), _batch(1)])
 
 
 def test_trap_14_a_schedule_that_needs_more_says_how_many() -> None:
-    with pytest.raises(ScheduleError, match="legal: a multiple of 2: 4 microbatches"):
-        _program(4).apply(parallel(pp=2, microbatches=3, schedule="interleaved_1f1b"))
+    with pytest.raises(ScheduleError, match="legal: at least twice the ranks: 4 microbatches"):
+        _program(4).apply(parallel(pp=2, microbatches=3, schedule="dualpipev"))
 
 
 def test_trap_15_the_loss_is_known_on_every_rank() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -168,7 +168,7 @@ def test_costs_are_checked_in_every_form(capsys: Capture) -> None:
         (["1f1b", "--ranks", "0"], "num_ranks is 0"),
         (["dualpipe", "--ranks", "3"], "legal: an even number: 4 ranks"),
         (["dualpipev", "--microbatches", "3"], "at least twice the ranks: 8 microbatches"),
-        (["interleaved_zb", "--microbatches", "9"], "a multiple of 4: 12 microbatches"),
+        (["interleaved_zb", "--microbatches", "9"], "of 4, or next to 9: 8 or 10 microbatches"),
         (["1f1b", "--stages-per-rank", "2"], "stages_per_rank is 2, but the table has 1"),
         (["1f1b", "--stages-per-rank", "0"], "stages_per_rank is 0, but the table has 1"),
         (["1f1b", "--costs", "F=1e308"], "cost F=1e+308 is no time"),
@@ -183,11 +183,13 @@ def test_what_is_refused(arguments: list[str], message: str, capsys: Capture) ->
 def test_it_starts_in_half_a_second_without_torch() -> None:
     code = "import sys; from piper.cli.main import main\n" \
         "main(['schedule', 'dualpipev']); assert 'torch' not in sys.modules"  # fmt: skip
-    times = []
+    times = []  # of the processor: what else runs here does not count
     for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-        times.append(time.perf_counter() - start)
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+        times.append(used.ru_utime + used.ru_stime)
     assert min(times) < 0.5, times
 
 

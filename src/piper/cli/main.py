@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from piper.cli import (
-    check_command,
-    checkpoint_command,
-    diff_command,
-    doctor_command,
-    explain_command,
-    plan_command,
-    schedule_command,
-    train_command,
-    verify_command,
-)
 from piper.errors import PiperError, Source, is_users
 
 MISUSED = 2
-_COMMANDS = (
-    train_command,
-    plan_command,
-    check_command,
-    verify_command,
-    checkpoint_command,
-    schedule_command,
-    explain_command,
-    diff_command,
-    doctor_command,
-)
+COMMANDS = (
+    "train", "plan", "check", "verify", "checkpoint", "schedule", "explain", "diff", "doctor"
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,10 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="piper", description="Programmable distributed training for PyTorch."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_parser(commands)
-    arguments = parser.parse_args(argv)
-    arguments.argv = sys.argv[1:] if argv is None else list(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    # A command imports what it needs: only the one that is asked for, if it is one.
+    for command in given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS:
+        importlib.import_module(f"piper.cli.{command}_command").add_parser(commands)
+    arguments = parser.parse_args(given)
+    arguments.argv = given
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()

@@ -125,8 +125,8 @@ def _list() -> str:
         if about.requires:
             text += f"{'':<17} requires {about.requires}\n"
     return text + (
-        "\nPP ranks, r the rank, M microbatches, V stages per rank; F, B, BI, BW and F&B are the times\n"
-        "of a stage. A rank holds a microbatch of a stage from its F to its B or BW.\n"
+        "\nPP ranks, r the rank, M microbatches (K a round), V stages per rank; F, B, BI, BW and F&B\n"
+        "are the times of a stage. A rank holds a microbatch of a stage from its F to its B or BW.\n"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -60,10 +61,12 @@ def arguments_of(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value of a parameter group as a plan keeps it: numbers, not tensors."""
+    """A value of a parameter group as a plan keeps it: numbers, not tensors or numpy's."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise PlanError(f"an optimizer's argument is {value}", legal="a number")
+        return value.item()
+    if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, tuple | list):
         return tuple(plain(v) for v in value)

@@ -11,15 +11,17 @@ from collections.abc import Callable
 import msgspec
 
 from piper.schedules.action_costs import Costs
+from piper.schedules.generators.request import num_rounds
 from piper.schedules.table import Action, Table
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """The letters of the formulas. PP counts ranks, `stages` all stages."""
+    """The letters of the formulas. PP counts ranks, K microbatches a round, `stages` all stages."""
 
     PP: int
     V: int
     M: int
+    K: int
     stages: int
     F: float
     B: float
@@ -57,10 +59,10 @@ _BUBBLE: dict[str, Bubble] = {
     "1f1b": _classic,
     "eager_1f1b": _classic,
     "looped_bfs": _from(lambda x: x.PP, _classic),
-    "interleaved_1f1b": _classic,
+    "interleaved_1f1b": _from(lambda x: x.PP, _classic),
     "zb_h1": _from(lambda x: x.PP, _halved),
     "zb_h2": _from(lambda x: 2 * x.PP - 1, lambda x: (x.PP - 1) * (x.F + x.BI - 2 * x.BW)),
-    "interleaved_zb": _halved,
+    "interleaved_zb": _from(lambda x: x.PP, _halved),
     "zbv": _from(lambda x: 2 * x.PP, _at_equal_costs(lambda x: 0)),
     "v_half": _from(
         lambda x: x.PP, _at_equal_costs(lambda x: 5 if x.PP == 4 else max(3 * x.PP - 5, 0))
@@ -76,11 +78,11 @@ _MEMORY: dict[str, Callable[[Sizes, int], int]] = {
     "eager_1f1b": lambda x, r: min(x.M, 2 * (x.PP - r) - 1),
     "looped_bfs": lambda x, r: x.V * x.M,
     "interleaved_1f1b": lambda x, r: (
-        min(x.V * x.M, (x.V - 1) * x.PP + 2 * (x.PP - 1 - r) + 1) if x.V > 1 else min(x.M, x.PP - r)
+        min(x.V * x.M, (x.V - 1) * x.K + 2 * (x.PP - 1 - r) + 1) if x.V > 1 else min(x.M, x.PP - r)
     ),
     "zb_h1": lambda x, r: min(x.M, x.PP),
     "zb_h2": lambda x, r: min(x.M, 2 * x.PP - 1),
-    "interleaved_zb": lambda x, r: min(x.V * x.M, x.V * x.PP),
+    "interleaved_zb": lambda x, r: min(x.V * x.M, (x.V - 1) * x.K + x.PP),
     "zbv": lambda x, r: min(2 * x.M, 2 * x.PP),
     "v_half": lambda x, r: min(2 * x.M, x.PP + 2),
     "v_min": lambda x, r: min(2 * x.M, 2 * ((x.PP + 1) // 3) + 2),
@@ -115,6 +117,7 @@ def _sizes(table: Table, costs: Costs) -> Sizes | None:
         PP=table.num_ranks,
         V=table.stages_per_rank,
         M=table.num_microbatches,
+        K=table.num_microbatches // num_rounds(table.num_ranks, table.num_microbatches),
         stages=table.num_stages,
         F=forward,
         B=backward,

@@ -20,11 +20,12 @@ def check_index(stored: Stored, plan: Plan) -> None:
         if not TensorType(tensor.shape, tensor.dtype).possible:
             raise PlanError(f"{name} is stored as {tensor.dtype}, which no tensor is")
         for piece in tensor.pieces:
-            if not _possible(piece, tensor.shape):
+            if not is_possible(piece, tensor.shape):
                 raise PlanError(f"{name} is stored in a piece that it cannot have: {piece}")
 
 
-def _possible(piece: Piece, shape: tuple[int, ...]) -> bool:
+def is_possible(piece: Piece, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape can have it."""
     strides = (0,) * len(shape) if piece.strides is None else piece.strides
     numbers = (piece.offset, piece.length, *strides)
     return (

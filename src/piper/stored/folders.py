@@ -44,14 +44,14 @@ def found_in(folder: str | os.PathLike[str]) -> tuple[str, Manifest]:
 def begin(folder: str | os.PathLike[str]) -> Path:
     """A new folder beside the one that it becomes, once it is whole."""
     target = Path(folder)
-    if target.exists() and not target.is_dir():
-        raise FileError(f"{target} is a file", legal="a new or an empty folder")
-    if target.exists() and not (target / NAME).is_file() and any(target.iterdir()):
-        raise FileError(
-            f"{target} is there, and is no checkpoint", legal="a new or an empty folder"
-        )
     made = _beside(target, "partial")
     try:
+        if target.exists() and not target.is_dir():
+            raise FileError(f"{target} is a file", legal="a new or an empty folder")
+        if target.exists() and not (target / NAME).is_file() and any(target.iterdir()):
+            raise FileError(
+                f"{target} is there, and is no checkpoint", legal="a new or an empty folder"
+            )
         made.mkdir(parents=True)
     except OSError as problem:
         raise FileError(f"{target} cannot be written: {problem.strerror or problem}") from None
@@ -80,16 +80,16 @@ def remove(folder: Path) -> None:
 
 
 def prune(root: str | os.PathLike[str], keep: int, spared: str | None = None) -> None:
-    """Leave the `keep` newest, and the one that is spared."""
-    try:
-        for folder in checkpoints(root)[:-keep]:
-            if os.path.abspath(folder) != spared:
+    """Leave the `keep` newest, and the one that is spared. One that cannot be removed keeps no other."""
+    left = ""
+    for folder in checkpoints(root)[:-keep]:
+        if os.path.abspath(folder) != spared:
+            try:
                 remove(folder)
-    except OSError as problem:
-        reason = problem.strerror or problem
-        raise FileError(
-            f"an old checkpoint in {os.fspath(root)} cannot be removed: {reason}"
-        ) from None
+            except OSError as problem:
+                left = left or f"{folder} cannot be removed: {problem.strerror or problem}"
+    if left:
+        raise FileError(left)
 
 
 def _put_back(target: Path) -> None:

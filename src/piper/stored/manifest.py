@@ -12,11 +12,14 @@ import msgspec
 from piper.errors import FileError
 from piper.files import PLAN_LIMIT, excess, read_bytes
 from piper.ir.history import history_as_code
+from piper.ir.tensor_type import TensorType
 from piper.plan.types import ParamGroup, Plan
+from piper.stored.checked_index import is_possible
 from piper.stored.stored_pieces import Piece, Stored, StoredState, StoredTensor
 
 FORMAT = 1
 NAME = "piper.json"
+_DEPTHS = {"model": 2, "ema": 2, "optimizer": 3}  # keys from the root of a state_dict to a tensor
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +113,34 @@ def decoded(data: bytes, path: str) -> Manifest:
             raise FileError(
                 f"{path} is of format {found}", legal=f"format {FORMAT}, which this version reads"
             )
-        return msgspec.json.decode(body, type=Manifest)
-    except msgspec.DecodeError as error:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FileError(f"{path} is no manifest: {error}") from None
+    if problem := _problem(manifest):
+        raise FileError(f"{path} is no manifest: {problem}")
+    return manifest
+
+
+def _problem(manifest: Manifest) -> str:
+    """What cannot be of a run that was saved."""
+    if manifest.steps < 0 or manifest.evaluations < 0:
+        return "it counts fewer than 0 steps"
+    if manifest.paths.keys() != manifest.tensors.keys():
+        return "not every tensor has a path"
+    for name, path in manifest.paths.items():
+        if len(path) != _DEPTHS.get(path[0] if path else ""):
+            return f"{name} has the path {path}"
+    for name, tensor in manifest.tensors.items():
+        if not TensorType(tensor.shape, tensor.dtype).possible:
+            return f"{name} is {tensor.dtype}{list(tensor.shape)}"
+        for piece in tensor.pieces:
+            inside = os.path.basename(piece.file) == piece.file and "\0" not in piece.file
+            if not inside or not is_possible(piece, tensor.shape):
+                return f"{name} is stored in {piece}"
+    groups = range(len(manifest.param_groups))
+    if any(group not in groups for group in manifest.group_of.values()):
+        return "a parameter is of a group that there is not"
+    return ""
 
 
 class _Format(msgspec.Struct):

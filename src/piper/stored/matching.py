@@ -74,7 +74,11 @@ def _error(found: Matched, bad: list[str], *, strict: bool, some: bool) -> Weigh
     lists = {"missing": found.missing, "surplus": found.surplus, "misshapen": bad}
     if not strict:
         lists = {"misshapen": bad}
-    details = [f"{what:<9} {_few(names)}" for what, names in lists.items() if names]
+    details = [
+        f"{what:<9} {_few(names, '; ' if names is bad else ', ')}"
+        for what, names in lists.items()
+        if names
+    ]
     legal = "weights of this model"
     if strict and some and not bad:
         legal += ", or strict=False: initial values for what is missing, no use for what is surplus"
@@ -95,6 +99,6 @@ def _common_prefix(surplus: Sequence[str], missing: Iterable[str]) -> str:
     return ""
 
 
-def _few(names: Sequence[str]) -> str:
+def _few(names: Sequence[str], between: str = ", ") -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{len(names)}: {', '.join(names[:_SHOWN])}{more}"
+    return f"{len(names)}: {between.join(names[:_SHOWN])}{more}"

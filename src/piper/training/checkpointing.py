@@ -49,6 +49,9 @@ class Checkpoints:
         self.told = told
         self.saving: Saving | None = None
         self.last = run.steps if run.resumed else -1  # the step that was saved last
+        self.begun = self.last  # the step whose save began last: one that fails is not tried again
+        self.ending = False
+        self.cannot_prune = ""
         left = run.agreed(lambda: sweep(folder))
         if left:
             lines.note(f"{os.fspath(folder)}: removed what was not finished: {', '.join(left)}")
@@ -85,8 +88,9 @@ class Checkpoints:
         """One at a time: a disk that is slower than training makes it wait."""
         if self.saving:
             self._look(wait=True)
-        if self.last == self.run.steps:
+        if self.begun == self.run.steps:
             return
+        self.begun = self.run.steps
         try:
             target = step_folder(self.folder, self.run.steps)
             self.saving = self.run.save(target, wait=False, training=facts_of(self.progress()))
@@ -95,6 +99,7 @@ class Checkpoints:
 
     def end(self) -> None:
         """Save the last step, and wait for it."""
+        self.ending = True
         self.begin()
         if self.saving:
             self._look(wait=True)
@@ -140,20 +145,26 @@ class Checkpoints:
         self.told.tell("on_checkpoint", facts)
 
     def _prune(self) -> None:
-        """Leave the latest ones, and the one that tensors which no rank holds are read from."""
+        """Leave the latest ones, and the one that tensors which no rank holds are read from. What
+        cannot be removed is said once."""
         if not self.keep:
             return
         source = self.run.resumed_from if self.run.has_unheld else None
         try:
             self.run.agreed(lambda: prune(self.folder, self.keep or 0, source))
         except FileError as error:
-            self.lines.warning(self.run.steps, f"{error.message}; training goes on")
+            if error.message != self.cannot_prune:
+                self.cannot_prune = error.message
+                self.lines.warning(self.run.steps, f"{error.message}; training goes on")
 
     def _failed(self, error: FileError) -> None:
-        """Training goes on: what was saved before is still there."""
+        """What was saved before is still there, and training goes on, unless this was its end."""
         step = self.saving.steps if self.saving else self.run.steps
         self.saving = None
-        self.lines.warning(step, f"no checkpoint: {error.message}; training goes on")
+        rest = "training goes on"
+        if self.ending:
+            rest = f"the last one is of step {self.last}" if self.last >= 0 else "there is none"
+        self.lines.warning(step, f"no checkpoint: {error.message}; {rest}")
 
 
 @contextlib.contextmanager

@@ -66,8 +66,9 @@ class LearningRate:
             if isinstance(scheduler, ReduceLROnPlateau):
                 if loss is None:
                     raise RunError(
-                        "ReduceLROnPlateau looks at the loss, which advance was not given",
-                        legal="a checkpoint that piper.train saved",
+                        "ReduceLROnPlateau looks at the losses of all steps, and those before this "
+                        "training are not known",
+                        legal="a checkpoint that piper.train saved, or another schedule",
                     )
                 scheduler.step(loss)
             else:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from piper.bodies.files.storage_order import storage_order
 from piper.errors import FileError
 
 _LEGAL = "a file that torch.save wrote, of tensors in dicts and lists"
@@ -66,15 +67,18 @@ def _content(file: Any, path: str) -> Any:
             packed = [entry.filename for entry in archive.infolist() if entry.compress_type]
             orders = [name for name in archive.namelist() if name.endswith("/byteorder")]
             little = all(archive.read(name) == b"little" for name in orders)
+            in_order = _in_order(archive)
     except FileNotFoundError:
         raise
-    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError) as problem:
+    except Exception as problem:  # whatever damaged bytes lead to
         raise FileError(
             f"{path} is no file of torch.save's present form: {problem}",
             legal="torch.save(torch.load(path, weights_only=True), path) makes it one",
         ) from None
-    if packed or not little:
-        what = f"{packed[0]} in it is compressed" if packed else "its numbers are big-endian"
+    if packed or not little or not in_order:
+        what = "its tensors lie in another order than it names them"
+        if packed or not little:
+            what = f"{packed[0]} in it is compressed" if packed else "its numbers are big-endian"
         raise FileError(f"{path} cannot be read in parts: {what}", legal=_LEGAL)
     if not isinstance(file, str):
         file.seek(0)
@@ -84,6 +88,19 @@ def _content(file: Any, path: str) -> Any:
     except Exception as problem:  # whatever torch says of files that hold more than tensors
         reason = str(problem).partition("\n")[0][:300]
         raise FileError(f"{path} cannot be read: {reason}", legal=_LEGAL) from None
+
+
+def _in_order(archive: zipfile.ZipFile) -> bool:
+    """Whether storages lie in the order in which the pickle names them: for fake tensors, torch takes
+    that for granted where a file says how it was written."""
+    entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
+    names = [entry.filename for entry in entries]
+    pickles = [name for name in names if name.endswith("/data.pkl")]
+    if not pickles or not any(name.endswith("/.format_version") for name in names):
+        return True
+    folder = pickles[0].removesuffix("data.pkl") + "data/"
+    lie = [name.removeprefix(folder) for name in names if name.startswith(folder)]
+    return storage_order(archive.read(pickles[0])) == lie
 
 
 def place_of(tensor: Tensor, name: str, path: str, *, offset: int = 0) -> int:

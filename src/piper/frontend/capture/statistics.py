@@ -28,6 +28,10 @@ def separate_statistics(graph: fx.Graph) -> None:
         call.apply_defaults()
         given = call.arguments
         running = [given["running_mean"], given["running_var"]]
+        if all(isinstance(buffer, fx.Node) for buffer in running):
+            for name in ("weight", "bias"):
+                given[name] = _in_dtype(graph, node, given[name], value_of(running[0]).dtype)
+            node.args, node.kwargs = call.args, call.kwargs
         if given[NORMS[node.target]] and all(isinstance(buffer, fx.Node) for buffer in running):
             momentum = given["momentum"]
             own = [_zeros(graph, node, buffer) for buffer in running]
@@ -46,6 +50,17 @@ def synced_norm(graph: fx.Graph) -> str:
         if node.target is F.batch_norm and any("SyncBatchNorm" in str(kind) for _, kind in modules):
             return str(source_of(node))
     return ""
+
+
+def _in_dtype(graph: fx.Graph, norm: fx.Node, param: Any, dtype: torch.dtype) -> Any:
+    """A parameter in the dtype of running values, which with precision="bf16" is a wider one: torch's
+    norms take those two in one dtype, whatever their input is."""
+    if not isinstance(param, fx.Node) or value_of(param).dtype == dtype:
+        return param
+    with graph.inserting_before(norm):
+        made = graph.call_method("to", (param, dtype))
+    made.meta = {**norm.meta, "example_value": value_of(param).to(dtype)}
+    return made
 
 
 def _zeros(graph: fx.Graph, norm: fx.Node, like: fx.Node) -> fx.Node:

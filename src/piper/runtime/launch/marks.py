@@ -9,9 +9,19 @@ import pickle
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from piper.errors import RunError
+
+_LEGAL = "numbers, texts, tensors, arrays of numpy, and lists, tuples and dictionaries of them"
+_NUMPY: list[Any] = [  # what pickles of numpy's numbers and arrays call
+    np.ndarray,
+    np.dtype,
+    *{getattr(np.dtypes, name) for name in np.dtypes.__all__},
+    np.float64(0).__reduce__()[0],
+    np.empty(0).__reduce__()[0],
+]
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,17 +52,13 @@ def encoded(state: Any) -> dict[str, Any]:
             return {"json": copied}
     except (TypeError, ValueError):
         pass  # it holds what JSON has no word for
-    file = io.BytesIO()
-    try:
-        torch.save(state, file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError) as error:
+    data = _saved(state)
+    if data is None:
         raise RunError(
-            f"the state_dict() of a loader or scheduler cannot be saved: {str(error).splitlines()[0]}",
-            legal="numbers, texts, tensors, and lists, tuples and dictionaries of them",
-        ) from None
-    return {"torch": base64.b64encode(file.getvalue()).decode()}
+            f"the state_dict() of a loader or scheduler cannot be saved: {_unsaved(state)}",
+            legal=_LEGAL,
+        )
+    return {"torch": base64.b64encode(data).decode()}
 
 
 def decoded(saved: dict[str, Any]) -> Any:
@@ -61,11 +67,41 @@ def decoded(saved: dict[str, Any]) -> Any:
         return saved["json"]
     try:
         file = io.BytesIO(base64.b64decode(saved["torch"], validate=True))
-        return torch.load(file, weights_only=True)
+        return _loaded(file)
     except (KeyError, TypeError, binascii.Error, RuntimeError, pickle.PickleError, EOFError):
         raise RunError(
             "the saved state of a loader is damaged", legal="another checkpoint"
         ) from None
+
+
+def _saved(state: Any) -> bytes | None:
+    """Torch's file of it, if that can be read again."""
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        _loaded(file)
+    except (pickle.PickleError, AttributeError, TypeError):
+        return None
+    return file.getvalue()
+
+
+def _loaded(file: io.BytesIO) -> Any:
+    with torch.serialization.safe_globals(_NUMPY):
+        return torch.load(file, weights_only=True)
+
+
+def _unsaved(state: Any, at: str = "it") -> str:
+    """The first entry that cannot be saved by itself: where it is, and what."""
+    entries: Any = ()
+    if isinstance(state, dict):
+        entries = state.items()
+    elif isinstance(state, list | tuple):
+        entries = enumerate(state)
+    for key, value in entries:
+        if _saved(value) is None:
+            return _unsaved(value, f"[{key!r}]" if at == "it" else f"{at}[{key!r}]")
+    return f"{at} is a {type(state).__qualname__}"
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -14,6 +14,7 @@ from piper.bodies.files.torch_zip import place_of, torch_content, torch_part
 from piper.errors import FileError
 from piper.files import read_start
 from piper.runtime.state.dcp_index import dcp_index
+from piper.stored import manifest
 from piper.stored.boxes import row_major, whole
 from piper.stored.safetensors_index import chosen, file_index, files_of
 from piper.stored.stored_pieces import Piece, Stored, StoredTensor
@@ -24,6 +25,7 @@ FOLDER = (  # what a folder may have, the first counts; Hugging Face's names
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+    manifest.NAME,  # a checkpoint of ours, with its checksums
     ".metadata",
 )
 SMALL = 16 << 10  # bytes of a piece that is read as a whole
@@ -57,6 +59,8 @@ def weight_source(source: Any) -> WeightSource:
 
 
 def _folder(folder: str, path: str) -> Stored:
+    if path.endswith(manifest.NAME):
+        return manifest.read_manifest(folder).state(folder).model
     if path.endswith(".metadata"):
         return _dcp(folder)
     if not path.endswith(".json"):

@@ -23,12 +23,22 @@ def check_sizes(name: str, **sizes: int) -> None:
             refuse(name, f"{what} is {size!r}", legal=f"{what}: a whole number (int) of at least 1")
 
 
-def check_rounds(name: str, num_ranks: int, num_microbatches: int) -> None:
-    """Raise unless the microbatches make whole rounds of one per rank."""
-    if num_microbatches % num_ranks:
-        up = -(-num_microbatches // num_ranks) * num_ranks
+def num_rounds(num_ranks: int, num_microbatches: int) -> int:
+    """As many rounds as have one microbatch per rank at least; with fewer microbatches, one."""
+    return max(1, num_microbatches // num_ranks)
+
+
+def microbatches_per_round(name: str, num_ranks: int, num_microbatches: int) -> int:
+    """How many microbatches go through a stage before the next one; raise unless rounds are equal."""
+    rounds = num_rounds(num_ranks, num_microbatches)
+    rest = num_microbatches % rounds
+    if rest:
+        below = num_microbatches - rest
+        above = min(below + rounds, (rounds + 1) * num_ranks)  # of as many rounds, or of one more
         refuse(
             name,
-            f"{num_microbatches} microbatches do not make whole rounds of {num_ranks} ranks",
-            legal=f"a multiple of {num_ranks}: {up} microbatches",
+            f"{num_microbatches} microbatches on {num_ranks} ranks do not make {rounds} equal rounds",
+            legal=f"a multiple of {num_ranks}, or next to {num_microbatches}: "
+            f"{below} or {above} microbatches",
         )
+    return num_microbatches // rounds

@@ -1,4 +1,4 @@
-"""Three microbatches are no whole round of two ranks."""
+"""Five microbatches do not make two equal rounds on two ranks."""
 
 from _model import batch, model, step  # noqa: F401
 
@@ -11,5 +11,5 @@ def strategy(s: Schedule) -> None:
     mesh = s.mesh(pp=2)
     for stage in range(2):
         s.place(where(PP=stage), mesh.at(pp=stage))
-    s.split(where(), "MB", 3)
-    s.order(piper.schedules.interleaved_1f1b(num_ranks=2, num_microbatches=3))
+    s.split(where(), "MB", 5)
+    s.order(piper.schedules.interleaved_1f1b(num_ranks=2, num_microbatches=5))
