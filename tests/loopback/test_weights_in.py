@@ -218,6 +218,21 @@ def test_masters_start_from_what_bf16_would_lose() -> None:
         assert torch.equal(params[name], state[name].bfloat16())
 
 
+def test_evaluations_start_from_them_too(tmp_path: Path) -> None:
+    torch.save(_state(), tmp_path / "w.pt")
+    job, batch = _turned(weights=tmp_path / "w.pt"), torch.ones(4, 6)
+    with job.launch("loopback") as run:
+        wanted = run.evaluate(batch).loss
+    with _turned(weights=_state()).evaluation().launch("loopback") as run:
+        assert run.step(batch).loss == wanted
+    job.save(tmp_path / "job.json")
+    job.evaluation().save(tmp_path / "evaluation.json")
+    loaded = piper.load_job(tmp_path / "job.json").evaluation()
+    for evaluation in (job.evaluation(), loaded, piper.load_job(tmp_path / "evaluation.json")):
+        with evaluation.launch("loopback") as run:
+            assert run.step(batch).loss == wanted
+
+
 def test_names_that_do_not_fit() -> None:
     state = _state()
     state["extra.bias"] = state.pop("first.bias")
