@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 import piper
-from piper.errors import FileError, WeightsError
+from piper.errors import FileError, PiperError, WeightsError
 from piper.plan.holdings import holdings
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
@@ -216,6 +217,38 @@ def test_masters_start_from_what_bf16_would_lose() -> None:
     for name, master in masters.items():
         assert torch.equal(master, state[name])
         assert torch.equal(params[name], state[name].bfloat16())
+
+
+def test_evaluations_start_from_them_too(tmp_path: Path) -> None:
+    torch.save(_state(), tmp_path / "w.pt")
+    job, batch = _turned(weights=tmp_path / "w.pt"), torch.ones(4, 6)
+    with job.launch("loopback") as run:
+        wanted = run.evaluate(batch).loss
+    with _turned(weights=_state()).evaluation().launch("loopback") as run:
+        assert run.step(batch).loss == wanted
+    job.save(tmp_path / "job.json")
+    job.evaluation().save(tmp_path / "evaluation.json")
+    loaded = piper.load_job(tmp_path / "job.json").evaluation()
+    for evaluation in (job.evaluation(), loaded, piper.load_job(tmp_path / "evaluation.json")):
+        with evaluation.launch("loopback") as run:
+            assert run.step(batch).loss == wanted
+
+
+@pytest.mark.parametrize("file", ["w.safetensors", "w.pt"])
+def test_a_file_that_changes_after_it_was_looked_into(file: str, tmp_path: Path) -> None:
+    save: Any = save_file if file.endswith("safetensors") else torch.save
+    path, state = tmp_path / file, _state()
+    save(state, path)
+    job = _turned(weights=path)
+    job.save(tmp_path / "job.json")
+    os.utime(path, ns=(0, 0))
+    job_since = _turned(weights=path)
+    save({name: tensor + 1 for name, tensor in state.items()}, path)
+    for stale in (job, job_since, piper.load_job(tmp_path / "job.json")):
+        with pytest.raises(PiperError, match=rf"{file} has changed since lower\(weights"):
+            stale.launch("loopback")
+    with _turned(weights=path).launch("loopback") as run:
+        assert torch.equal(run.parameters()["first.bias"], state["first.bias"] + 1)
 
 
 def test_names_that_do_not_fit() -> None:

@@ -50,12 +50,33 @@ def weight_source(source: Any) -> WeightSource:
         raise FileError(f"weights are a {type(source).__name__}", legal=LEGAL)
     path = os.path.abspath(os.fspath(source))
     if not os.path.isdir(path):
-        return WeightSource(_file(path))
+        return WeightSource(_seen(_file(path)))
     for name in FOLDER:
         inside = os.path.join(path, name)
         if os.path.exists(inside):
-            return WeightSource(_folder(path, inside))
+            return WeightSource(_seen(_folder(path, inside)))
     raise FileError(f"{path} has no weights", legal=LEGAL)
+
+
+def _seen(stored: Stored) -> Stored:
+    """With what shows that a file was changed since, where no checksum does."""
+    files: dict[str, tuple[int, int]] = {}
+
+    def seen(piece: Piece) -> Piece:
+        if piece.crc is not None:
+            return piece
+        if piece.file not in files:
+            try:
+                about = os.stat(piece.file)
+            except (OSError, ValueError) as problem:
+                raise FileError(f"{piece.file!r} cannot be read: {problem}") from None
+            files[piece.file] = about.st_size, about.st_mtime_ns
+        return msgspec.structs.replace(piece, seen=files[piece.file])
+
+    return {
+        name: msgspec.structs.replace(tensor, pieces=tuple(map(seen, tensor.pieces)))
+        for name, tensor in stored.items()
+    }
 
 
 def _folder(folder: str, path: str) -> Stored:
