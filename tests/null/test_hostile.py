@@ -17,6 +17,7 @@ from torch.nn.attention import flex_attention
 
 import piper
 from piper.api.program import Program
+from piper.bodies import store
 from piper.strategies import parallel
 
 Forward = Callable[[Any, Tensor], Any]
@@ -142,6 +143,21 @@ def sparse_gradient(self: Any, x: Tensor) -> Tensor:
 @hostile("sparse=False")
 def sparse_bag(self: Any, x: Tensor) -> Tensor:
     return F.embedding_bag((x > 0).long(), self.a.weight, sparse=True)
+
+
+@hostile("sparse=False")
+def sparse_gradient_of_the_operator(self: Any, x: Tensor) -> Tensor:
+    return torch.embedding(self.a.weight, (x > 0).long(), -1, False, True)
+
+
+@hostile("sparse_grad=False")
+def sparse_gather(self: Any, x: Tensor) -> Tensor:
+    return torch.gather(self.a(x), 1, (x > 0).long(), sparse_grad=True)
+
+
+@hostile("sparse_grad=False")
+def sparse_gather_by_the_method(self: Any, x: Tensor) -> Tensor:
+    return self.a(x).gather(1, (x > 0).long(), sparse_grad=True)
 
 
 @hostile("create_block_mask")
@@ -348,6 +364,27 @@ def test_what_torch_raises_in_make_model_has_the_users_line() -> None:
     assert "made by operators" in (caught.value.legal or "")
 
 
+def test_an_error_without_words_in_make_model_has_the_users_line() -> None:
+    def make_model() -> nn.Module:
+        torch.distributions.Bernoulli(torch.tensor(0.5), validate_args=False).rsample()
+        return nn.Linear(6, 6)
+
+    with pytest.raises(piper.PiperError) as caught:
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))
+    line = make_model.__code__.co_firstlineno + 1
+    assert f"test_hostile.py:{line}: NotImplementedError: no reason" in str(caught.value)
+
+
+def test_a_failure_of_pipers_own_is_not_told_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr(store, "partition", fail)
+    program = _trace(lambda self, x: self.b(self.a(x)))
+    with pytest.raises(KeyError, match="of ours"):
+        program.lower()
+
+
 def test_errors_of_make_models_own_stay_as_they_are() -> None:
     def make_model() -> nn.Module:
         raise KeyError("width")
@@ -358,5 +395,5 @@ def test_errors_of_make_models_own_stay_as_they_are() -> None:
 
 def test_make_model_returns_a_module() -> None:
     make_model: Any = lambda: 3  # noqa: E731
-    with pytest.raises(piper.PiperError, match="make_model returns int"):
+    with pytest.raises(piper.PiperError, match=r"test_hostile.py:\d+\): make_model returns int"):
         piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))

@@ -23,7 +23,7 @@ from piper.bodies.closed_operator import steps_of
 from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
-from piper.errors import Source, TraceError
+from piper.errors import Call, Source, TraceError, user_source
 from piper.frontend.annotate import reset_values
 from piper.frontend.capture.any_rows import (
     RowSymbol,
@@ -197,6 +197,7 @@ def record(
     if not isinstance(model, nn.Module):
         raise TraceError(
             f"make_model returns {type(model).__name__}",
+            call=Call("trace", user_source()),
             legal="a function that returns an nn.Module",
         )
     refuse_hooks(model)

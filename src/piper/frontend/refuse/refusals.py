@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from piper.bodies.failed_node import reason_of
 from piper.bodies.initial import READS_VALUES
 from piper.errors import PiperError, Source, TraceError
 from piper.frontend.refuse.side_effects import TracedEffects
@@ -85,10 +86,8 @@ def readable_building() -> Iterator[None]:
         if not frames or not of_torch:
             raise
         last = frames[-1]
-        reason = str(error).strip().splitlines()[0]
         raise TraceError(
-            f"make_model fails at {Source(last.filename, last.lineno or 0)}: "
-            f"{type(error).__name__}: {reason}",
+            f"make_model fails at {Source(last.filename, last.lineno or 0)}: {reason_of(error)}",
             details=[(last.line or "").strip()],
             legal="plain parameters and buffers, made by operators: make_model runs on fake tensors, "
             "which have no content",
