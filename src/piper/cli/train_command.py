@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from piper.training.elastic import Elastic
     from piper.training.records import Record
 
+UNSAVED = 1
 INTERRUPTED = 130
 TERMINATED = 143
 RESTARTS = 100  # by torchrun, of an elastic training
@@ -75,7 +76,7 @@ def add_parser(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="times that data which fails is tried",
+        help="times that data which fails is tried again",
     )
     group.add_argument(
         "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
@@ -240,7 +241,9 @@ def _train(
     except KeyboardInterrupt:
         print(f"interrupted after {last.step}", file=sys.stderr)
         return INTERRUPTED
-    return TERMINATED if training.stopped else 0
+    if training.stopped:
+        return TERMINATED
+    return UNSAVED if training.saved is False else 0
 
 
 class _Last:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from piper.bodies.files.torch_zip import place_of, torch_content, torch_part
 from piper.errors import FileError
@@ -145,9 +144,9 @@ def _in_memory(given: Mapping[str, Any]) -> WeightSource:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether all elements are in this process's memory, or on its device, one by one."""
-    known = not tensor.is_meta and not is_traceable_wrapper_subclass(tensor)
-    return known and tensor.layout == torch.strided
+    """Whether it has all of its elements itself; a DTensor, say, is made of other tensors."""
+    made_of_others = hasattr(tensor, "__tensor_flatten__")
+    return tensor.layout == torch.strided and not tensor.is_meta and not made_of_others
 
 
 def _unnested(content: Mapping[Any, Any]) -> dict[str, Tensor]:
