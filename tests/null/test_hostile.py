@@ -22,6 +22,7 @@ from piper.strategies import parallel
 Forward = Callable[[Any, Tensor], Any]
 HOSTILE: dict[str, tuple[Forward, str]] = {}  # forward, and words of the way out
 GENERATOR = torch.Generator()
+CAUSAL = (lambda b, h, q, k: q >= k, 1, 1, 6, 6, "cpu")
 
 
 def hostile(way_out: str) -> Callable[[Forward], Forward]:
@@ -39,6 +40,10 @@ class Model(nn.Module):
         self.b = nn.Linear(6, 6)
         self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
         self.layerdrop = 0.5
+        self.register_buffer("count", torch.zeros(6, dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(6, 6, dtype=torch.bool))
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("var", torch.ones(6))
         self.run = forward
 
     def forward(self, x: Tensor) -> Any:
@@ -141,8 +146,65 @@ def sparse_bag(self: Any, x: Tensor) -> Tensor:
 
 @hostile("create_block_mask")
 def mask_by_vmap(self: Any, x: Tensor) -> Tensor:
-    mask = flex_attention.create_mask(lambda b, h, q, k: q >= k, 1, 1, 6, 6, device="cpu")
-    return self.a(x) * mask[0, 0].sum(0)
+    return self.a(x) * flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+
+
+@hostile("create_block_mask")
+def mask_added_to_a_view(self: Any, x: Tensor) -> Tensor:
+    y = self.a(x)
+    view = y[0]
+    view += flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+    return y
+
+
+@hostile("create_block_mask")
+def mask_added_by_an_overload(self: Any, x: Tensor) -> Tensor:
+    y = self.a(x)
+    torch.ops.aten.add_.Tensor(y, flex_attention.create_mask(*CAUSAL)[0, 0].sum(0))
+    return y
+
+
+@hostile("create_block_mask")
+def mask_as_out(self: Any, x: Tensor) -> Tensor:
+    y = torch.empty(6, 6)
+    mask = flex_attention.create_mask(*CAUSAL)[0, 0].float()
+    torch.add(mask, mask, out=y)
+    return self.a(x) @ y
+
+
+@hostile("create_block_mask")
+def mask_in_a_counter(self: Any, x: Tensor) -> Tensor:
+    self.count += flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+    return self.a(x)
+
+
+@hostile("create_block_mask")
+def mask_as_a_buffer(self: Any, x: Tensor) -> Tensor:
+    self.seen = flex_attention.create_mask(*CAUSAL)[0, 0]
+    return self.a(x)
+
+
+@hostile("create_block_mask")
+def mask_in_a_norm(self: Any, x: Tensor) -> Tensor:
+    F.batch_norm(
+        flex_attention.create_mask(*CAUSAL)[0, 0].float(), self.mean, self.var, training=True
+    )
+    return self.a(x)
+
+
+class _Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+@hostile("create_block_mask")
+def mask_in_a_function(self: Any, x: Tensor) -> Tensor:
+    return _Masked.apply(self.a(x))
 
 
 @hostile("mask")

@@ -47,7 +47,7 @@ _OF_DYNAMO = re.compile(r" with `torch\._dynamo\.config\..*")
 _CAUSE = re.compile(
     r"\b(?:got|raised exception|exception type)? ?(\w+(?:Error|Exception)\(.*?\))", re.S
 )
-_HANDLED = ("_next_value", "_buffers", "_parameters")
+_HANDLED = re.compile(r"(?:_next_value|_buffers|_parameters)(?:'\])?$")
 _CHILD = re.compile(r"(?:\._modules|\.__dict__\['_modules'\])\['(.*?)'\]")
 _SIDE_EFFECTS = re.compile(r"side effects happened.*?: (\[.*\])", re.S)
 
@@ -134,7 +134,7 @@ def warn_of_side_effects(said: Sequence[warnings.WarningMessage], effects: Trace
         if found:
             names = re.findall(r'"(.*?)"', found[1])
             # Our own counter, and tensors of the model, whose changes are refused elsewhere.
-            names = [n for n in names if not n.endswith(_HANDLED) and effects.changed(n)]
+            names = [n for n in names if not _HANDLED.search(n) and effects.changed(n)]
             objects = [_readable(n) + (f" ({lines[n]})" if n in lines else "") for n in names]
             if objects:
                 warnings.warn(
