@@ -24,6 +24,8 @@ from piper.stored.boxes import (
 )
 from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
+_COMPARED = 4 << 20  # elements at once
+
 
 class PieceReader:
     """Reads parts of stored tensors, and counts the bytes that it took from files.
@@ -62,6 +64,16 @@ class PieceReader:
         shape = self.stored[name].shape
         box = whole(shape)
         return self.elements(name, box, 0, box.num_elements).view(shape)
+
+    def equal(self, one: str, other: str) -> bool:
+        """Whether two tensors of one shape have the same elements, in the dtype of the other."""
+        box, dtype = whole(self.stored[one].shape), getattr(torch, self.stored[other].dtype)
+        starts = range(0, box.num_elements, _COMPARED)
+        ranges = ((start, min(start + _COMPARED, box.num_elements)) for start in starts)
+        return all(
+            torch.equal(self.elements(one, box, *part).to(dtype), self.elements(other, box, *part))
+            for part in ranges
+        )
 
     def read(self, piece: Piece, offset: int, length: int) -> bytearray:
         """Bytes of a piece's file, which must be there, and as they were when it was indexed."""
