@@ -11,6 +11,7 @@ from piper.bodies.chunk_code import ChunkCode, spec_of
 from piper.bodies.cutting.body_memory import bytes_inside, refuse_shared_memory
 from piper.bodies.cutting.failing_code import blaming
 from piper.bodies.cutting.joint import trace_joint
+from piper.bodies.cutting.linalg_checks import nan_where_checks_fail
 from piper.bodies.cutting.partition import Half, Recompute, partition
 from piper.bodies.cutting.routed import Routing, bounded, route
 from piper.bodies.cutting.row_wise import refuse_mixed_rows
@@ -81,6 +82,7 @@ class BodyStore:
             if routing is not None:
                 code, run = route(code, routing, device=device)
             joint = trace_joint(code, device=device, run=run)
+        nan_where_checks_fail(joint.graph)
         reshape_where_unsure(joint.graph)
         growth = routing.num_ranks if routing else 1  # all rows may come to one rank
         parts = partition(joint, code, recompute)
