@@ -52,8 +52,11 @@ def _create_mask(
     return torch.ops.piper.unknown_mask(shape, torch.device(device), torch.bool)
 
 
-def _ordered_to_dense(num_blocks_in_row: Tensor, col_indices: Tensor, num_cols: int) -> Tensor:
-    shape = (*num_blocks_in_row.shape, num_cols)
+def _ordered_to_dense(
+    num_blocks_in_row: Tensor, col_indices: Tensor, num_cols: int | None = None
+) -> Tensor:
+    """Torch before 2.12 gives no number of columns."""
+    shape = (*num_blocks_in_row.shape, num_cols or col_indices.shape[-1])
     return torch.ops.piper.unknown_mask(shape, num_blocks_in_row.device, torch.int32)
 
 
