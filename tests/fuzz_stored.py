@@ -1,7 +1,7 @@
 """Damaged checkpoints and weights: one Piper error for each, or the tensors that the file holds.
 
 A checkpoint has checksums: it gives what was saved, or nothing. Weights in other formats have none; they
-give what the format's own library reads.
+give what the format's own library reads, but for torch's metadata, which it would unpickle.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def try_weights(path: Path, rng: Random, original: str) -> bool:
     def start() -> int:
         with _program().lower(weights=folder).launch("single") as run:
             found = run.masters()
-        wanted = _as_others_read(folder, kind)
+        wanted = as_others_read(folder, kind)
         if wanted is not None and not signed:
             _compare(found, wanted, "read")
         return 0
@@ -140,20 +140,30 @@ def _compare(found: Tensors, wanted: Tensors, how: str) -> None:
             raise Failed(f"{how}: {name} is {pair[0]}, not {pair[1]}")
 
 
-def _as_others_read(folder: Path, kind: str) -> Tensors | None:
+def as_others_read(folder: Path, kind: str) -> Tensors | None:
     """The tensors that the format's own library reads, or, of a checkpoint, those that were saved; None
     where it refuses."""
     readers: dict[str, Callable[[], Any]] = {
         "saved": lambda: good()[2],
         "torch": lambda: torch.load(folder / "pytorch_model.bin", weights_only=True),
         "shards": lambda: dict(_shards(folder)),
-        "dcp": lambda: None,  # it would unpickle what is damaged
+        "dcp": lambda: _distributed(folder),
     }
     try:
         found: Tensors | None = readers[kind]()
         return found
     except Exception:
         return None
+
+
+def _distributed(folder: Path) -> Tensors | None:
+    if (folder / ".metadata").read_bytes() != good()[0]["dcp"][".metadata"]:
+        return None
+    found = {name: torch.empty_like(tensor) for name, tensor in good()[2].items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one process alone
+        dcp.load({"model": found}, checkpoint_id=folder, no_dist=True)
+    return found
 
 
 def _shards(folder: Path) -> Iterator[tuple[str, Tensor]]:

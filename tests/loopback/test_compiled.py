@@ -131,6 +131,9 @@ class Attention(nn.Module):
         return found.transpose(1, 2).reshape(2, 4, 8) + torch.tensor([1.0, 2.0] * 4) * self.scale
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="its Inductor takes float64 attention's sums for float32"
+)
 def test_results_lie_as_eager_ones_do() -> None:
     program = piper.trace(
         lambda: Attention().double(),

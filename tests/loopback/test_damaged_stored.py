@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +18,10 @@ import piper
 from piper.errors import FileError
 from piper.files import PLAN_LIMIT
 from piper.runtime.state.dcp_index import dcp_index
+from piper.runtime.state.read_pieces import PieceReader
 from piper.runtime.state.weight_sources import weight_source
 from piper.stored.manifest import read_manifest
-from tests.fuzz_stored import good
+from tests.fuzz_stored import as_others_read, good
 from tests.procs import tiny
 
 
@@ -123,3 +125,42 @@ def test_a_file_of_torch_whose_tensors_lie_in_another_order(tmp_path: Path) -> N
     assert loaded["a"].equal(weights["a"]) and loaded["b"].equal(weights["b"])
     with pytest.raises(FileError, match="lie in another order than it names them"):
         weight_source(swapped)
+
+
+def _rewritten(path: Path, how: str) -> None:
+    with zipfile.ZipFile(path) as old:
+        entries = {entry.filename: old.read(entry) for entry in old.infolist()}
+    if how == "big-endian":
+        for name, data in entries.items():
+            if name.endswith("/byteorder"):
+                entries[name] = b"big"
+            if "/data/" in name:
+                entries[name] = np.frombuffer(data, np.int32).byteswap().tobytes()
+    if how == "another order":
+        entries = dict(sorted(entries.items(), key=lambda entry: entry[0], reverse=True))
+    kind = zipfile.ZIP_DEFLATED if how == "compressed" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(path, "w", kind) as new:
+        for name, data in entries.items():
+            new.writestr(name, data)
+
+
+@pytest.mark.parametrize("how", ["compressed", "big-endian", "another order"])
+def test_the_way_out_of_what_cannot_be_read_in_parts(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "w.pt"
+    weights = {"a": torch.arange(4.0), "b": torch.ones(2)}
+    torch.save(weights, path)
+    _rewritten(path, how)
+    with pytest.raises(FileError, match=how) as refused:
+        weight_source(path)
+    code, _, words = str(refused.value.legal).partition(" makes it ")
+    assert words == "one that can be read"
+    exec(code, {"torch": torch, "path": path})
+    reader = PieceReader(weight_source(path).stored)
+    assert all(torch.equal(reader.tensor(name), weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("kind", ["saved", "torch", "shards", "dcp"])
+def test_damaged_weights_are_held_to_what_others_read(kind: str, tmp_path: Path) -> None:
+    found, wanted = as_others_read(_folder(tmp_path, kind), kind), good()[2]
+    assert found is not None and found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -124,6 +124,25 @@ def test_the_files_of_every_model_are_those_of_from_pretrained(name: str, tmp_pa
         assert torch.equal(again.get_parameter(key), param), key
 
 
+def test_tensors_that_lie_turned_under_the_models_own_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loading = transformers.core_model_loading
+    turned = loading.WeightConverter(  # as qwen3_vl_moe has it
+        "mlp.down_proj", "mlp.down_proj", operations=[loading.Transpose(0, 1, check_dims=True)]
+    )
+    rules = transformers.conversion_mapping
+    monkeypatch.setattr(rules, "get_model_conversion_mapping", lambda model: [turned])
+    tiny = ZOO["llama"]()
+    program = piper.trace(tiny.make_model, tiny.batch(), tiny.step)
+    state = {name: torch.randn_like(t) for name, t in tiny.make_model().state_dict().items()}
+    old = {name: t.t().contiguous() if "down_proj" in name else t for name, t in state.items()}
+    for weights in (state, old):
+        with program.lower(weights=weights).launch("single") as run:
+            found = run.parameters()
+        assert all(torch.equal(found[name], state[name]) for name in found)
+
+
 def test_old_names_that_no_model_has_any_more() -> None:
     tiny = ZOO["llama"]()
     state = dict(tiny.make_model().state_dict())

@@ -160,6 +160,35 @@ def test_a_schedule_of_the_loss_needs_the_loss() -> None:
         rate.advance()
 
 
+@pytest.mark.parametrize(
+    ("saved", "now"),
+    [
+        ("cosine", "sequential"),
+        ("cosine", "plateau"),
+        ("cosine", "restarts"),
+        ("plateau", "cosine"),
+    ],
+)
+def test_the_state_of_another_schedule_is_refused(saved: str, now: str) -> None:
+    state = LearningRate(GROUPS[:1], SCHEDULES[saved]).state_dict()
+    with pytest.raises(RunError, match=r"the schedule that was saved is \w+, not \w+.*\n  legal: "):
+        LearningRate(GROUPS[:1], SCHEDULES[now]).load_state_dict(state)
+
+
+def test_a_schedule_is_known_by_its_parts() -> None:
+    def other(optimizer: torch.optim.Optimizer) -> lrs.LRScheduler:
+        parts = [lrs.ConstantLR(optimizer), lrs.CosineAnnealingLR(optimizer, T_max=5)]
+        return lrs.SequentialLR(optimizer, parts, milestones=[3])
+
+    state = LearningRate(GROUPS[:1], _sequential).state_dict()
+    with pytest.raises(RunError) as caught:
+        LearningRate(GROUPS[:1], other).load_state_dict(state)
+    assert caught.value.message == (
+        "the schedule that was saved is SequentialLR(LinearLR, CosineAnnealingLR), "
+        "not SequentialLR(ConstantLR, CosineAnnealingLR)"
+    )
+
+
 def test_what_is_no_scheduler() -> None:
     with pytest.raises(RunError, match="lr_schedule made 3"):
         LearningRate(GROUPS[1:], lambda o: 3)  # type: ignore[arg-type,return-value]

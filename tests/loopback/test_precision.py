@@ -306,3 +306,22 @@ def test_norms_with_running_values(kind: str) -> None:
         model = _mixed(kind, run.state_dict()).eval()
         wanted = model(batch.bfloat16()).float().square().mean()
         assert run.evaluate(batch).loss == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def test_norms_in_stages_that_were_cut() -> None:
+    """Parameters of norms are cast in bfloat16 alone; the stages are those of float32."""
+
+    def make_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6))
+
+    batch = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    program = piper.trace(make_model, batch, lambda m, b: m(b).float().pow(4).mean())
+    found = []
+    for pp in (1, 2):
+        job = program.apply(parallel(pp=pp, microbatches=2)).lower(
+            precision="bf16", optimizer=piper.sgd(lr=0.1)
+        )
+        with job.launch("loopback") as run:
+            losses = [run.step(batch).loss for _ in range(2)]
+            found.append((losses, run.evaluate(batch).loss, run.buffers(), run.masters()))
+    torch.testing.assert_close(*found, rtol=0, atol=0)

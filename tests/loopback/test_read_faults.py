@@ -130,6 +130,46 @@ def test_what_fails_before_the_first_batch_begins_again_where_training_went_on()
     assert (first + second).tolist() == [2.0] * NUM and len(calls) == 2
 
 
+def test_a_loader_that_cannot_be_made_at_first_keeps_its_saved_state() -> None:
+    calls: list[int] = []
+
+    def data(share: piper.Share) -> Any:
+        calls.append(share.rank)
+        if len(calls) == 2:
+            raise ConnectionError("no answer")
+        made = counted.Stateful(share)
+        made.first = torch.tensor(24 if len(calls) == 1 else 0)  # the order is the state's
+        return made
+
+    first, training = _counts(data, dp=1, steps=1)
+    start = Progress(position=training.position)
+    second, _ = _counts(data, dp=1, steps=2, read_again=1, start=start)
+    assert first.nonzero().flatten().tolist() == list(range(24, 32))
+    assert second.nonzero().flatten().tolist() == list(range(32, 40)) and len(calls) == 3
+
+
+def test_data_to_evaluate_is_read_again_and_not_left_out() -> None:
+    tries: list[int] = []
+
+    class Evaluation:
+        fails = 1
+
+        def __iter__(self) -> Any:
+            tries.append(len(tries))
+            if len(tries) <= self.fails:
+                raise OSError("block 7 is damaged")
+            yield {"ids": torch.arange(8)}
+
+    data = Evaluation()
+    _, training = _counts(counted.of_8, dp=1, steps=1, evaluate=data, read_again=1)
+    assert training.evaluation is not None and len(tries) == 2
+    tries.clear()
+    data.fails = 10
+    with pytest.raises(OSError, match="block 7 is damaged"):
+        _counts(counted.of_8, dp=1, steps=1, evaluate=data, read_again=1, skip_unreadable=1)
+    assert len(tries) == 2
+
+
 def test_more_than_may_be_left_out_is_an_error() -> None:
     with pytest.raises(
         RunError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,24 @@ def test_set_options_come_back(tmp_path: Path) -> None:
     with _resumed(_job("one"), tmp_path / "saved") as run:
         run.step(batches[1])
         _assert_equal(run.parameters(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [({}, {"lr": 0.5}), ({"weight_decay": 0.3}, {"lr": 0.5}), ({"lr": 0.2}, {})],
+    ids=lambda case: "-".join(case) or "nothing",
+)
+def test_set_options_come_back_unless_they_are_written_anew(
+    tmp_path: Path, changed: dict[str, float], wanted: dict[str, float]
+) -> None:
+    written: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9)}  # in a file, betas are a list
+    with _launched(_job("one", optimizer=partial(torch.optim.AdamW, **written))) as run:
+        run.set_options({"lr": 0.5})
+        run.step(batches_of(CASE)[0])
+        run.save(tmp_path / "saved")
+    job = _job("one", optimizer=partial(torch.optim.AdamW, **{**written, **changed}))
+    with _resumed(job, tmp_path / "saved") as run:
+        assert run.workers.now == [wanted]
 
 
 def _damaged(path: Path, at: int) -> None:

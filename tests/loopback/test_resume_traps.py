@@ -171,6 +171,28 @@ def test_what_was_about_to_be_replaced_is_put_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
+def test_a_part_of_a_checkpoint_is_not_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _job().launch("single") as run, monkeypatch.context() as killed:
+        killed.setattr("piper.stored.folders.shutil.rmtree", lambda *_, **__: None)
+        for _ in range(6):  # the last one is whole, in whatever order they are listed
+            run.save(tmp_path / "saved")
+    whole = tmp_path / ".saved.0123abcd.replaced"
+    (tmp_path / "saved").rename(whole)
+    assert len(sweep(tmp_path)) == 5
+    with _job().resume(tmp_path / "saved", "single") as run:
+        assert run.steps == 0
+    (tmp_path / "saved").rename(whole)
+
+    def late(old: Path, new: Path) -> None:
+        old.replace(new)  # another rank was there before
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("piper.stored.folders.os.rename", late)
+    assert found_in(tmp_path / "saved")[1].steps == 0
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with _job().launch("single") as run, pytest.raises(FileError, match="is a file"):

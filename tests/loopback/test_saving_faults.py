@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from piper.stored.folders import checkpoints, found_in
 from tests.procs import tiny
 
 TERMINATED = 143
+UNSAVED = 1
 DATA = [tiny.batch(number) for number in range(20)]
 
 
@@ -97,6 +99,25 @@ def test_a_request_to_end_whose_save_fails(
         assert audit(manifest.state(path)) == []
 
 
+@pytest.mark.parametrize("num", [0, 1], ids=["none before", "one before"])
+def test_a_last_save_that_fails_is_an_exit_code(
+    num: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    _full_after(folder, num, monkeypatch)
+    command = ["train", tiny.__file__, "--launch", "loopback", "--steps", "3", "--every", "2"]
+    assert main([*command, "--checkpoint", str(folder)]) == UNSAVED
+    assert "No space left on device" in capsys.readouterr().out
+    assert len(checkpoints(folder)) == num
+    monkeypatch.undo()
+    assert main([*command, "--checkpoint", str(folder), "--resume"]) == 0
+    assert _trained(tmp_path / "another", 2).saved
+    assert _trained(tmp_path, 2, checkpoint=None).saved is None
+
+
 class _Numpy(LRScheduler):
     """Keeps numbers and an array of numpy, and sets learning rates that are numpy's."""
 
@@ -140,6 +161,20 @@ def test_a_state_that_cannot_be_saved_is_named() -> None:
     assert str(refused.value).splitlines()[0] == (
         "the state_dict() of a loader or scheduler cannot be saved: ['parts'][1]['made by'] is a type"
     )
+
+
+class _Unsaveable(_Numpy):
+    def state_dict(self) -> dict[str, Any]:
+        return {"made by": Path}
+
+
+def test_a_schedule_that_cannot_be_saved_is_an_error_at_once(tmp_path: Path) -> None:
+    seen: list[int] = []
+    callback = SimpleNamespace(on_step=lambda record: seen.append(record.step))
+    with pytest.raises(RunError, match="of a loader or scheduler cannot be saved"):
+        _trained(tmp_path / "run", 8, lr_schedule=_Unsaveable, callbacks=[callback])
+    assert seen == [1]
+    assert len(_trained(tmp_path, 8, lr_schedule=_Unsaveable, checkpoint=None).records) == 8
 
 
 PLATEAU: Callable[[Any], Any] = partial(ReduceLROnPlateau, patience=0, threshold=0.5)

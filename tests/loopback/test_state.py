@@ -240,6 +240,30 @@ def test_a_buffer_that_two_regions_change_is_refused() -> None:
         piper.trace(lambda: Both(_added).double(), BATCH, _step).apply(parallel(pp=2)).lower()
 
 
+class _OwnSync(nn.SyncBatchNorm):
+    pass
+
+
+class SyncBatchNormFree(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+def _normed(norm: Callable[[], nn.Module]) -> piper.Program:
+    make_model = lambda: nn.Sequential(nn.Linear(6, 6), norm()).double()  # noqa: E731
+    return piper.trace(make_model, BATCH, _step).apply(parallel(dp=2))
+
+
+def test_a_synced_norm_is_known_by_its_class_and_not_by_names() -> None:
+    with pytest.raises(AxisError, match="SyncBatchNorm"):
+        _normed(lambda: _OwnSync(6)).lower()
+    assert "norm.running_mean" in str(_normed(SyncBatchNormFree).lower().plan.tensors)
+
+
 def test_a_buffer_that_changes_its_shape_is_refused() -> None:
     def longer(model: Any, y: Tensor) -> Tensor:
         model.mean = torch.cat([model.mean, y.detach().mean(0)])

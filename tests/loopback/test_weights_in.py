@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -15,9 +16,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import piper
-from piper.errors import FileError, WeightsError
+from piper.errors import FileError, PiperError, WeightsError
 from piper.plan.holdings import holdings
 from piper.strategies import parallel
 from piper.training.verify import compare, train_one_device
@@ -218,6 +220,73 @@ def test_masters_start_from_what_bf16_would_lose() -> None:
         assert torch.equal(params[name], state[name].bfloat16())
 
 
+def test_evaluations_start_from_them_too(tmp_path: Path) -> None:
+    torch.save(_state(), tmp_path / "w.pt")
+    job, batch = _turned(weights=tmp_path / "w.pt"), torch.ones(4, 6)
+    with job.launch("loopback") as run:
+        wanted = run.evaluate(batch).loss
+    with _turned(weights=_state()).evaluation().launch("loopback") as run:
+        assert run.step(batch).loss == wanted
+    job.save(tmp_path / "job.json")
+    job.evaluation().save(tmp_path / "evaluation.json")
+    loaded = piper.load_job(tmp_path / "job.json").evaluation()
+    for evaluation in (job.evaluation(), loaded, piper.load_job(tmp_path / "evaluation.json")):
+        with evaluation.launch("loopback") as run:
+            assert run.step(batch).loss == wanted
+
+
+@pytest.mark.parametrize("file", ["w.safetensors", "w.pt"])
+def test_a_file_that_changes_after_it_was_looked_into(file: str, tmp_path: Path) -> None:
+    save: Any = save_file if file.endswith("safetensors") else torch.save
+    path, state = tmp_path / file, _state()
+    save(state, path)
+    job = _turned(weights=path)
+    job.save(tmp_path / "job.json")
+    os.utime(path, ns=(0, 0))
+    job_since = _turned(weights=path)
+    save({name: tensor + 1 for name, tensor in state.items()}, path)
+    for stale in (job, job_since, piper.load_job(tmp_path / "job.json")):
+        with pytest.raises(PiperError, match=rf"{file} has changed since lower\(weights"):
+            stale.launch("loopback")
+    with _turned(weights=path).launch("loopback") as run:
+        assert torch.equal(run.parameters()["first.bias"], state["first.bias"] + 1)
+
+
+@pytest.mark.parametrize("save", [save_file, torch.save, None])
+def test_tied_names_with_values_of_their_own(save: Any, tmp_path: Path) -> None:
+    program, state = program_of("tied"), _model("tied").state_dict()
+    state = {name: tensor.clone() for name, tensor in state.items()}
+
+    def lowered(**more: Any) -> piper.Job:
+        if save is None:
+            return program.lower(weights=state, **more)
+        save(state, tmp_path / "w")
+        return program.lower(weights=tmp_path / "w", **more)
+
+    with lowered().launch("single") as run:
+        assert torch.equal(run.parameters()["embed.weight"], state["embed.weight"])
+    state["head.weight"].view(-1)[-1] += 1
+    with pytest.raises(WeightsError, match=r"several values for one tensor") as caught:
+        lowered()
+    assert caught.value.details == ("embed.weight, head.weight",)
+    with pytest.warns(UserWarning, match=r": the last of embed.weight, head.weight, which differ"):
+        job = lowered(strict=False)
+    with job.launch("single") as run:
+        assert torch.equal(run.parameters()["embed.weight"], state["head.weight"])
+
+
+def test_of_a_folder_of_checkpoints_the_latest_is_taken(tmp_path: Path) -> None:
+    with _turned().launch("loopback") as run:
+        for step in (9, 10):
+            run.step(torch.randn(4, 6))
+            run.save(tmp_path / f"step-{step:08d}")
+        wanted = run.parameters() | run.buffers()  # of which one is in no state_dict
+    with _turned(weights=tmp_path, seed=3).launch("loopback") as run:
+        found = run.parameters() | run.buffers()
+    assert found.keys() == wanted.keys() and "table" in found
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def test_names_that_do_not_fit() -> None:
     state = _state()
     state["extra.bias"] = state.pop("first.bias")
@@ -265,6 +334,9 @@ def test_what_is_not_strict_says_what_it_left() -> None:
         ({"a": 1}, "a dict without tensors"),
         ("nowhere.safetensors", "there is no file"),
         (nn.Linear(1, 1), "weights are a model"),
+        ({"a": torch.ones(2, device="meta")}, "a in the state_dict .* a Tensor .* on meta"),
+        ({"a": torch.ones(2, 2).to_sparse()}, "no plain tensor, but a Tensor of torch.sparse_coo"),
+        ({"a": TwoTensor(torch.ones(2), torch.ones(2))}, "but a TwoTensor"),
         (Path(__file__).parent, "has no weights"),
         (Path(__file__), "is no safetensors file"),
     ],

@@ -185,3 +185,46 @@ def test_what_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="dtype='int8'"):
             run.save_weights(tmp_path / "out", dtype="int8")
         run.step(torch.randn(8, 6))
+
+
+def test_a_file_that_is_still_read_is_not_replaced(tmp_path: Path) -> None:
+    with _kept().launch("loopback") as run:
+        run.save_weights(tmp_path)
+    with _kept(weights=tmp_path).launch("loopback") as run:
+        wanted = run.state_dict()["unread"]
+        with pytest.raises(FileError, match=r"still reads unread from it") as refused:
+            run.save_weights(tmp_path / "." / "", dtype="bfloat16")
+        assert refused.value.legal == "another folder"
+        assert torch.equal(run.state_dict()["unread"], wanted)
+        run.save_weights(tmp_path / "other", dtype="bfloat16")
+
+
+def test_files_of_two_calls_are_never_taken_for_those_of_one(tmp_path: Path) -> None:
+    with _kept().launch("loopback") as run:
+        run.save_weights(tmp_path, shard_size=32)
+        run.step(torch.randn(8, 6))
+        (tmp_path / ".0123abcd.partial").mkdir()  # of a process that was killed
+        (tmp_path / ".step-00000002.0123abcd.partial").mkdir()  # a checkpoint on its way
+        (tmp_path / "0123abcd.partial").mkdir()
+        real, done = os.replace, []
+
+        def fails(old: Path, new: Path) -> None:
+            if done:
+                raise OSError(28, "No space left on device")
+            done.append(new)
+            real(old, new)
+
+        with (
+            mock.patch("piper.api.weights_out.os.replace", fails),
+            pytest.raises(FileError, match="No space left on device"),
+        ):
+            run.save_weights(tmp_path, shard_size=32)
+        with pytest.raises(FileError, match="has no weights"):
+            _kept(weights=tmp_path)
+        run.save_weights(tmp_path, shard_size=32)
+        left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+        assert left == [".step-00000002.0123abcd.partial", "0123abcd.partial"]
+        wanted = run.state_dict()
+    with _kept(weights=tmp_path).launch("loopback") as run:
+        found = run.state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

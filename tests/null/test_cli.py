@@ -97,7 +97,7 @@ def test_verify_says_where_a_model_leaves_float64(
     printed = capsys.readouterr().out
     assert printed.endswith("exact\n")
     assert f"float32    lifted to float64 above: 1\n             {file}:11 float in step" in printed
-    assert re.search(r"as written loss [\de.-]+, gradient .* bound 1e-06  ok", printed)
+    assert re.search(r"as written loss [\de.+-]+, gradient .* bound 1e-06  ok", printed)
     assert main(["verify", str(file), "--dp", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["dtype"] == "float64" and found["bounds"]["gradient"] == 1e-10

@@ -17,11 +17,13 @@ from torch.nn.attention import flex_attention
 
 import piper
 from piper.api.program import Program
+from piper.bodies import store
 from piper.strategies import parallel
 
 Forward = Callable[[Any, Tensor], Any]
 HOSTILE: dict[str, tuple[Forward, str]] = {}  # forward, and words of the way out
 GENERATOR = torch.Generator()
+CAUSAL = (lambda b, h, q, k: q >= k, 1, 1, 6, 6, "cpu")
 
 
 def hostile(way_out: str) -> Callable[[Forward], Forward]:
@@ -39,6 +41,10 @@ class Model(nn.Module):
         self.b = nn.Linear(6, 6)
         self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
         self.layerdrop = 0.5
+        self.register_buffer("count", torch.zeros(6, dtype=torch.int64))
+        self.register_buffer("seen", torch.zeros(6, 6, dtype=torch.bool))
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("var", torch.ones(6))
         self.run = forward
 
     def forward(self, x: Tensor) -> Any:
@@ -139,10 +145,82 @@ def sparse_bag(self: Any, x: Tensor) -> Tensor:
     return F.embedding_bag((x > 0).long(), self.a.weight, sparse=True)
 
 
+@hostile("sparse=False")
+def sparse_gradient_of_the_operator(self: Any, x: Tensor) -> Tensor:
+    return torch.embedding(self.a.weight, (x > 0).long(), -1, False, True)
+
+
+@hostile("sparse_grad=False")
+def sparse_gather(self: Any, x: Tensor) -> Tensor:
+    return torch.gather(self.a(x), 1, (x > 0).long(), sparse_grad=True)
+
+
+@hostile("sparse_grad=False")
+def sparse_gather_by_the_method(self: Any, x: Tensor) -> Tensor:
+    return self.a(x).gather(1, (x > 0).long(), sparse_grad=True)
+
+
 @hostile("create_block_mask")
 def mask_by_vmap(self: Any, x: Tensor) -> Tensor:
-    mask = flex_attention.create_mask(lambda b, h, q, k: q >= k, 1, 1, 6, 6, device="cpu")
-    return self.a(x) * mask[0, 0].sum(0)
+    return self.a(x) * flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+
+
+@hostile("create_block_mask")
+def mask_added_to_a_view(self: Any, x: Tensor) -> Tensor:
+    y = self.a(x)
+    view = y[0]
+    view += flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+    return y
+
+
+@hostile("create_block_mask")
+def mask_added_by_an_overload(self: Any, x: Tensor) -> Tensor:
+    y = self.a(x)
+    torch.ops.aten.add_.Tensor(y, flex_attention.create_mask(*CAUSAL)[0, 0].sum(0))
+    return y
+
+
+@hostile("create_block_mask")
+def mask_as_out(self: Any, x: Tensor) -> Tensor:
+    y = torch.empty(6, 6)
+    mask = flex_attention.create_mask(*CAUSAL)[0, 0].float()
+    torch.add(mask, mask, out=y)
+    return self.a(x) @ y
+
+
+@hostile("create_block_mask")
+def mask_in_a_counter(self: Any, x: Tensor) -> Tensor:
+    self.count += flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+    return self.a(x)
+
+
+@hostile("create_block_mask")
+def mask_as_a_buffer(self: Any, x: Tensor) -> Tensor:
+    self.seen = flex_attention.create_mask(*CAUSAL)[0, 0]
+    return self.a(x)
+
+
+@hostile("create_block_mask")
+def mask_in_a_norm(self: Any, x: Tensor) -> Tensor:
+    F.batch_norm(
+        flex_attention.create_mask(*CAUSAL)[0, 0].float(), self.mean, self.var, training=True
+    )
+    return self.a(x)
+
+
+class _Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * flex_attention.create_mask(*CAUSAL)[0, 0].sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+@hostile("create_block_mask")
+def mask_in_a_function(self: Any, x: Tensor) -> Tensor:
+    return _Masked.apply(self.a(x))
 
 
 @hostile("mask")
@@ -286,6 +364,27 @@ def test_what_torch_raises_in_make_model_has_the_users_line() -> None:
     assert "made by operators" in (caught.value.legal or "")
 
 
+def test_an_error_without_words_in_make_model_has_the_users_line() -> None:
+    def make_model() -> nn.Module:
+        torch.distributions.Bernoulli(torch.tensor(0.5), validate_args=False).rsample()
+        return nn.Linear(6, 6)
+
+    with pytest.raises(piper.PiperError) as caught:
+        piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))
+    line = make_model.__code__.co_firstlineno + 1
+    assert f"test_hostile.py:{line}: NotImplementedError: no reason" in str(caught.value)
+
+
+def test_a_failure_of_pipers_own_is_not_told_as_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise KeyError("of ours")
+
+    monkeypatch.setattr(store, "partition", fail)
+    program = _trace(lambda self, x: self.b(self.a(x)))
+    with pytest.raises(KeyError, match="of ours"):
+        program.lower()
+
+
 def test_errors_of_make_models_own_stay_as_they_are() -> None:
     def make_model() -> nn.Module:
         raise KeyError("width")
@@ -296,5 +395,5 @@ def test_errors_of_make_models_own_stay_as_they_are() -> None:
 
 def test_make_model_returns_a_module() -> None:
     make_model: Any = lambda: 3  # noqa: E731
-    with pytest.raises(piper.PiperError, match="make_model returns int"):
+    with pytest.raises(piper.PiperError, match=r"test_hostile.py:\d+\): make_model returns int"):
         piper.trace(make_model, {"x": torch.randn(4, 6)}, lambda model, batch: model(batch["x"]))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from piper.errors import ScheduleError
@@ -346,3 +347,11 @@ def test_actions_print_and_parse() -> None:
         assert str(parse_action(text)) == text
     with pytest.raises(ScheduleError, match="'F0' is not an action"):
         parse_action("F0")
+
+
+def test_a_table_with_more_microbatches_than_cells_is_not_made_again() -> None:
+    """A damaged file may say so: making that many would take all memory."""
+    table = schedule("1f1b", num_ranks=2, num_microbatches=4)
+    damaged = msgspec.structs.replace(table, num_microbatches=10**12)
+    assert as_code(damaged).startswith("piper.schedules.parse_csv(")
+    assert as_code(table).startswith("piper.schedules.schedule('1f1b', ")

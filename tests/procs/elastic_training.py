@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import piper
 from piper.strategies import parallel
-from tests.procs import tiny, unhurried
+from tests.procs import unhurried
 
 FILE = str(Path(__file__).with_name("unhurried.py"))
 NOT_MISSED = 10  # steps after a kill: the ranks take none without the one that was killed
@@ -108,9 +109,12 @@ class ElasticTraining:
         return {e["step"]: e["loss"] for e in self.events if e["event"] == "step"}
 
 
-def undisturbed(steps: int, **degrees: Any) -> dict[int, float]:
-    program = piper.trace(tiny.model, tiny.batch(), tiny.step)
+def undisturbed(
+    steps: int, numbers: Callable[[int], int] = lambda number: number, **degrees: Any
+) -> dict[int, float]:
+    """The losses of one device, whose n-th batch has that number."""
+    program = piper.trace(unhurried.model, unhurried.batch(), unhurried.step)
     job = program.apply(parallel(**degrees)).lower(optimizer=unhurried.optimizer)
-    batches = [tiny.batch(number) for number in range(steps)]
+    batches = [unhurried.batch(numbers(number)) for number in range(steps)]
     found = piper.train(job, batches, steps=steps, launch="single", log="none")
     return dict(enumerate(found.losses, 1))

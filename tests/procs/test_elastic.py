@@ -26,6 +26,16 @@ FILE = str(Path(__file__).with_name("unhurried.py"))
 LONG = bool(os.environ.get("PIPER_LONG"))
 
 
+@pytest.mark.parametrize("every", [5, 10])
+def test_data_that_begins_again_would_show_in_training(every: int) -> None:
+    """The oracle of the tests below: batches of a start at 0, after a checkpoint."""
+    steps = 3 * every
+    found = undisturbed(steps, lambda number: number % (2 * every), microbatches=4)
+    wanted = undisturbed(steps, microbatches=4)
+    after = range(2 * every + 1, steps + 1)
+    assert all(found[step] != pytest.approx(wanted[step], rel=1e-3) for step in after)
+
+
 @pytest.mark.parametrize("zero", ["0", "3"])
 def test_losses_of_ranks_do_not_show_in_training(tmp_path: Path, zero: str) -> None:
     kills = 15 if LONG else 2
@@ -122,7 +132,8 @@ def test_torchrun_starts_anew_and_goes_on(tmp_path: Path) -> None:
     while not list((tmp_path / "run").glob("step-*5")):
         assert run.reader.is_alive(), run.errors.read_text()
         time.sleep(0.02)
-    [child, *_] = [p for p in _children(run.process.pid) if "-m piper" in _command(p)]
+    [torchrun] = [p for p in _children(run.process.pid) if "torch.distributed" in _command(p)]
+    [child, *_] = [p for p in _children(torchrun) if "-m piper" in _command(p)]
     os.kill(child, signal.SIGKILL)
     run.end()
     assert run.notes("resumed from")

@@ -66,7 +66,7 @@ def test_nothing_is_left_of_a_driver(
         driver.wait(30)  # workers end in a second; the interpreter takes longer on a busy machine
         _, noise = driver.communicate()
     # A shell shows a death by SIGINT as exit code 130.
-    assert driver.returncode == -signal.Signals[name]
+    assert driver.returncode == -signal.Signals[name], noise
     if name == "SIGINT":
         assert noise.count("Traceback") == 1, noise  # the driver's own, as of any script
         assert noise.endswith("KeyboardInterrupt\n")

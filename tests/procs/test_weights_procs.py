@@ -153,6 +153,6 @@ def test_ranks_of_torchrun_read_and_write(tmp_path: Path) -> None:
         timeout=240,
     )
     assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines().count("as it was") == 4
+    assert found.stdout.count("as it was") == 4  # ranks may write into one line
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in _state().items())

@@ -27,7 +27,7 @@ from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.torch_optimizers import check_param_groups
 from piper.stored.folders import found_in
-from piper.stored.resumable import check_resumable
+from piper.stored.resumable import check_resumable, options_of
 from piper.stored.stored_pieces import StoredState
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _loaded(file: JobFile) -> Job:
     for field in ("mesh", "batch", "batch_constants", "data_axes", "num_microbatches", "device"):
         if getattr(plan, field) != getattr(other, field):
             raise PlanError(f"the evaluation has another {field} than training")
-    evaluation = Job(other, file.bodies, check_plan(other))
+    evaluation = Job(other, file.bodies, check_plan(other), stored=stored)
     check_bodies(other, file.bodies)
     return Job(plan, file.bodies, report, evaluation=evaluation, stored=stored)
 
@@ -241,8 +241,9 @@ class Job:
         check_resumable(manifest, self.plan, path)
         run = self._started(launcher, options, manifest.state(path))
         run.resumed, run.resumed_from = manifest, path
-        if any(manifest.options) and manifest.param_groups == self.plan.param_groups:
-            run.set_options(manifest.options)
+        before = options_of(manifest, self.plan)
+        if any(before):
+            run.set_options(before)
         return run
 
     def rehearse(self, batch: Any, launcher: str | Pool = "local", *, steps: int = 5) -> Timeline:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
 from piper.api.starting import starting_weights
-from piper.compiler.driver import Scheduled, Settings, foresee, foresee_graph, lower, text_after
+from piper.compiler.driver import (
+    Lowered,
+    Scheduled,
+    Settings,
+    foresee,
+    foresee_graph,
+    lower,
+    text_after,
+)
 from piper.compiler.loss_warnings import warn_of_loss
 from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Source
@@ -243,18 +251,20 @@ class Program:
             stored, memory = starting_weights(self.source, weights, strict=strict)
         lowered = lower(self._scheduled, settings)
         warn_of_loss(lowered.source, lowered.plan)
-        variants = partial(self._variant, settings, lowered.buckets)
+        make = partial(self._variant, settings, lowered.buckets)
+
+        def variants(training: bool, shapes: Shapes | None) -> Job:
+            return Job.of(make(training, shapes), stored=stored, memory=memory)
+
         return Job.of(lowered, variants, stored=stored, memory=memory)
 
     def _variant(
         self, settings: Settings, buckets: Bucketed, training: bool, shapes: Shapes | None
-    ) -> Job:
-        """A job that keeps its parameters in the buckets of another one."""
+    ) -> Lowered:
+        """The same program with its parameters in the buckets of another one."""
         if not training:
             settings = replace(settings, clip=None, late_clip=False, ema=None)
-        return Job.of(
-            lower(self._scheduled, settings, trained=buckets, training=training, shapes=shapes)
-        )
+        return lower(self._scheduled, settings, trained=buckets, training=training, shapes=shapes)
 
     @property
     def _scheduled(self) -> Scheduled:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from piper.compiler.source import Source
 from piper.errors import Call, FileError, PiperError, WeightsError, user_source
 from piper.frontend.hf_weights import converted, is_pretrained, unneeded_names
+from piper.runtime.state.read_pieces import PieceReader
 from piper.runtime.state.weight_sources import weight_source
 from piper.stored.matching import match
 from piper.stored.stored_pieces import StoredState
@@ -35,11 +36,22 @@ def _start(source: Source, weights: Any, given: str, *, strict: bool) -> Startin
     stored, names, unneeded = found.stored, source.state_names, []
     if is_pretrained(source.model):
         unneeded = unneeded_names(source.model)
-        if stored.keys() != names.keys():
+        shapes = {name: source.tensors[tensor].type.shape for name, tensor in names.items()}
+        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
             stored = converted(source.model, stored)
     types = {name: tensor.type for name, tensor in source.tensors.items()}
     matched = match(stored, names, types, strict=strict, unneeded=unneeded)
-    left = matched.left()
+    reader = PieceReader(stored, found.memory)
+    untied = [
+        f"{one}, {other}" for one, other in matched.doubled.items() if not reader.equal(one, other)
+    ]
+    if untied and strict:
+        raise WeightsError(
+            "the weights have several values for one tensor of the model, whose names are tied",
+            details=untied,
+            legal="a model that does not tie them, or strict=False: the last one counts",
+        )
+    left = "; ".join([*matched.left(), *(f"the last of {names}, which differ" for names in untied)])
     if left:
         warnings.warn(f"weights of {given}: {left}", stacklevel=4)
     return StoredState(matched.model), found.memory

@@ -11,6 +11,9 @@ from piper.errors import Source
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OF_STATE = "piper_of_state"  # in a node's meta: only the state of buffers needs it
+OF_DTYPE = (
+    "piper_of_dtype"  # in a node's meta: it stands only where the model computes in some dtype
+)
 
 
 def value_of(node: fx.Node) -> Any:
@@ -19,9 +22,9 @@ def value_of(node: fx.Node) -> Any:
 
 
 def plain_code(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes of code that a model has in training and in eval() mode alike: not those that only
-    the state of buffers needs."""
-    return [n for n in graph.nodes if _is_code(n) and not n.meta.get(OF_STATE)]
+    """The nodes of code that a model has in each mode and each dtype alike: not those that only the
+    state of buffers needs, nor casts for one dtype."""
+    return [node for node in graph.nodes if _is_plain(node)]
 
 
 def numbered(graph: fx.Graph) -> dict[fx.Node, int]:
@@ -29,12 +32,13 @@ def numbered(graph: fx.Graph) -> dict[fx.Node, int]:
     numbers, plain = {}, 0
     for node in graph.nodes:
         numbers[node] = plain
-        plain += _is_code(node) and not node.meta.get(OF_STATE, False)
+        plain += _is_plain(node)
     return numbers
 
 
-def _is_code(node: fx.Node) -> bool:
-    return node.op in ("call_function", "call_method", "get_attr")
+def _is_plain(node: fx.Node) -> bool:
+    code = node.op in ("call_function", "call_method", "get_attr")
+    return code and not node.meta.get(OF_STATE) and not node.meta.get(OF_DTYPE)
 
 
 def callee(node: fx.Node) -> str:

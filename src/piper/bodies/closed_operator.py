@@ -59,6 +59,11 @@ def steps_of(node: fx.Node) -> Any:
     return node.target.steps if isinstance(node.target, ClosedOperator) else node.target
 
 
+def targets_in(node: fx.Node) -> list[Any]:
+    """A node's target, with those of the calls inside of it."""
+    return pytree.tree_leaves(steps_of(node))
+
+
 def close(graph: fx.Graph, node: fx.Node, graphs: Mapping[fx.Node, fx.GraphModule]) -> None:
     """Make `node` a call of the operator closed over the `graphs` that are among its arguments."""
     known: Mapping[fx.Node, Any] = graphs

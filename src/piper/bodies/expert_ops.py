@@ -15,7 +15,8 @@ from torch import Tensor
 @torch.library.custom_op("piper::grouped_mm", mutates_args=())
 def grouped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """Rows of `x` [N, k], sorted by group, times `weight` [E, k, n]; group e has `counts[e]` rows."""
-    if x.is_cuda and x.dtype == torch.bfloat16:
+    aligned = weight.shape[1] % 8 == 0 and weight.shape[2] % 8 == 0  # 16 bytes: the kernel's demand
+    if x.is_cuda and x.dtype == torch.bfloat16 and aligned:
         return torch._grouped_mm(x, weight, offs=counts.cumsum(0).to(torch.int32))
     out = x.new_empty(x.shape[0], weight.shape[2])
     start = 0

@@ -11,6 +11,7 @@ from piper.bodies.chunk_code import ChunkCode, spec_of
 from piper.bodies.cutting.body_memory import bytes_inside, refuse_shared_memory
 from piper.bodies.cutting.failing_code import blaming
 from piper.bodies.cutting.joint import trace_joint
+from piper.bodies.cutting.linalg_checks import nan_where_checks_fail
 from piper.bodies.cutting.partition import Half, Recompute, partition
 from piper.bodies.cutting.routed import Routing, bounded, route
 from piper.bodies.cutting.row_wise import refuse_mixed_rows
@@ -43,8 +44,7 @@ class BodyStore:
         """`data_ranks` is how many have their part in the state that the chunk changes."""
         key = (code.key, code.targets, device, routing, recompute, code.fold and data_ranks)
         if key not in self._made:
-            with blaming(code, device=device):
-                made = self._build(code, device, routing, recompute)
+            made = self._build(code, device, routing, recompute)
             if code.fold is not None:
                 made.by_phase["S"] = self._fold(code, code.fold, data_ranks, device)
             self._made[key] = made
@@ -78,9 +78,11 @@ class BodyStore:
         self, code: ChunkCode, device: str, routing: Routing | None, recompute: Recompute
     ) -> ChunkBodies:
         run = None
-        if routing is not None:
-            code, run = route(code, routing, device=device)
-        joint = trace_joint(code, device=device, run=run)
+        with blaming(code, device=device):
+            if routing is not None:
+                code, run = route(code, routing, device=device)
+            joint = trace_joint(code, device=device, run=run)
+        nan_where_checks_fail(joint.graph)
         reshape_where_unsure(joint.graph)
         growth = routing.num_ranks if routing else 1  # all rows may come to one rank
         parts = partition(joint, code, recompute)

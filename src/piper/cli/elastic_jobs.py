@@ -16,36 +16,58 @@ if TYPE_CHECKING:
     from piper.api.job import Job
 
 
+def check_elastic(module: ModuleType, arguments: argparse.Namespace) -> None:
+    """Raise unless the strategies for other numbers of ranks are known, and the largest number."""
+    if arguments.file.endswith(".json"):
+        raise FileError(
+            "--elastic does not go with a saved plan, which is for one number of ranks",
+            legal="piper train FILE.py --elastic",
+        )
+    if arguments.checkpoint is None:
+        raise FileError(
+            "--elastic without --checkpoint", legal="--elastic --checkpoint DIR --every N"
+        )
+    own = getattr(module, "elastic", None)
+    if own is not None and not (arguments.nproc or arguments.pp or arguments.dp):
+        from piper.runtime.launch.torchrun import under_torchrun
+
+        if arguments.launch != "torchrun" or not under_torchrun():
+            raise FileError(
+                f"for how many ranks is elastic(ranks) of {arguments.file}?", legal="--nproc N"
+            )
+    if own is None and (arguments.strategy or chosen_strategy(arguments, module) is None):
+        raise FileError(
+            "--elastic needs to know the strategies for other numbers of ranks",
+            legal=f"def elastic(ranks): ... in {arguments.file}, or --pp, --dp and other degrees",
+        )
+
+
 def elastic_jobs(
     module: ModuleType, arguments: argparse.Namespace
 ) -> tuple[Callable[[int], Job | None], int]:
     """The job for at most so many ranks, or None; and how many ranks there are if none is lost.
 
     By the file's `elastic(ranks)`, which gives a strategy or None; else the options' strategy with
-    fewer data ranks and as many global microbatches.
+    fewer data ranks and as many global microbatches. What is wrong with the strategy that is asked
+    for is an error, with one of fewer ranks not.
     """
     own = getattr(module, "elastic", None)
-    if own is None and (arguments.strategy or chosen_strategy(arguments, module) is None):
-        raise FileError(
-            "--elastic needs to know the strategies for other numbers of ranks",
-            legal=f"def elastic(ranks): ... in {arguments.file}, or --pp, --dp and other degrees",
-        )
     plain = argparse.Namespace(**{**vars(arguments), **dict.fromkeys(DEGREES), "strategy": None})
     program = trace_file(module, plain, own=False)
 
     def job(ranks: int) -> Job | None:
-        for strategy in _strategies(own, arguments, ranks):
+        for number, strategy in enumerate(_strategies(own, arguments, ranks)):
             try:
                 found = lowered(program.apply(strategy), module, arguments)
             except PiperError:
-                if own is not None:
+                if own is not None or (number == 0 and ranks >= asked):
                     raise  # it is the user's
                 continue
             return found
         return None
 
-    most = arguments.nproc or (arguments.pp or 1) * (arguments.dp or 1)
-    return job, most
+    asked = (arguments.pp or 1) * (arguments.dp or 1)
+    return job, arguments.nproc or asked
 
 
 def _strategies(own: Any, arguments: argparse.Namespace, ranks: int) -> list[Callable[..., None]]:

@@ -8,10 +8,11 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from piper.cli.elastic_jobs import elastic_jobs
+from piper.cli.elastic_jobs import check_elastic, elastic_jobs
 from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments, lowered
+from piper.cli.torchrun_starts import TERMINATED, mistaken, start_until_done
 from piper.cli.user_file import STRATEGY_OPTIONS, add_program_arguments, load_file, trace_file
-from piper.errors import FileError
+from piper.errors import FileError, PiperError, RankLost
 
 if TYPE_CHECKING:
     from piper.api.job import Job
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
     from piper.training.elastic import Elastic
     from piper.training.records import Record
 
+UNSAVED = 1
 INTERRUPTED = 130
-TERMINATED = 143
-RESTARTS = 100  # by torchrun, of an elastic training
 LAUNCHERS = {  # which options of the command line each launcher takes
     "local": ("timeout", "ranks_per_gpu", "compile"),
     "torchrun": ("timeout", "compile"),
@@ -75,7 +75,7 @@ def add_parser(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="times that data which fails is tried",
+        help="times that data which fails is tried again",
     )
     group.add_argument(
         "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
@@ -111,7 +111,13 @@ def run(arguments: argparse.Namespace) -> int:
     default_signals()
     options = launch_options(arguments)
     if arguments.launch != "local":
-        return _run(arguments, options)
+        try:
+            return _run(arguments, options)
+        except RankLost:
+            raise
+        except PiperError:
+            mistaken()
+            raise
     warm_up()
     try:
         return _run(arguments, options)
@@ -129,6 +135,8 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
         module = load_file(arguments.file, "model", "batch", "step")
         if arguments.data:
             raise FileError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
+    if arguments.elastic:
+        check_elastic(module, arguments)
     if arguments.launch != "torchrun" or under_torchrun():
         job = _saved_job(arguments) if saved else _lowered_job(module, arguments)
         if job is None:
@@ -139,10 +147,12 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     else:
         num_ranks = arguments.nproc or _program(module, arguments).graph.mesh.size
     own = _without_nproc(arguments.argv)
-    again = ["--max-restarts", str(RESTARTS)] if arguments.elastic else []
-    command = ["--standalone", "--nproc-per-node", str(num_ranks), *again, "-m", "piper", *own]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", str(num_ranks), "-m", "piper", *own]
     sys.stdout.flush()
-    return os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *command])
+    if arguments.elastic:
+        return start_until_done(command, arguments.checkpoint)
+    return os.execv(sys.executable, command)
 
 
 def _without_nproc(argv: list[str]) -> list[str]:
@@ -190,10 +200,6 @@ def _lowered_job(module: ModuleType, arguments: argparse.Namespace) -> Job | Ela
 
     if not arguments.elastic:
         return lowered(_program(module, arguments), module, arguments)
-    if arguments.checkpoint is None:
-        raise FileError(
-            "--elastic without --checkpoint", legal="--elastic --checkpoint DIR --every N"
-        )
     jobs, most = elastic_jobs(module, arguments)
     if arguments.launch == "torchrun":
         return _elastic_rank(Elastic(jobs, int(os.environ["WORLD_SIZE"])))
@@ -249,7 +255,9 @@ def _train(
     except KeyboardInterrupt:
         print(f"interrupted after {last.step}", file=sys.stderr)
         return INTERRUPTED
-    return TERMINATED if training.stopped else 0
+    if training.stopped:
+        return TERMINATED
+    return UNSAVED if training.saved is False else 0
 
 
 class _Last:

@@ -183,7 +183,8 @@ def _source(function: Generator) -> Source | None:
 
 def as_code(table: Table) -> str:
     """Python that makes the table again: by its name, or action by action."""
-    if table.name in SCHEDULES and table.name != "auto":  # which is searched anew for other costs
+    possible = table.num_microbatches <= sum(map(len, table.rows))  # else it says so of itself only
+    if possible and table.name in SCHEDULES and table.name != "auto":  # that is searched anew
         sizes = {"num_ranks": table.num_ranks, "num_microbatches": table.num_microbatches}
         if takes_stages_per_rank(table.name):
             sizes["stages_per_rank"] = table.stages_per_rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -69,7 +70,7 @@ def commit(made: Path, folder: str | os.PathLike[str]) -> None:
     os.rename(made, target)
     sync(target.parent)
     if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+        _discard(old)
 
 
 def remove(folder: Path) -> None:
@@ -97,9 +98,18 @@ def _put_back(target: Path) -> None:
     if not target.exists():
         for old in _entries(target.parent):
             found = _UNFINISHED.match(old.name)
-            if found and found[1] == target.name and found[2] == "replaced":
-                os.rename(old, target)
+            mine = found and found[1] == target.name and found[2] == "replaced"
+            if mine and (old / NAME).is_file():
+                with contextlib.suppress(OSError):  # another rank does so at the same time
+                    os.rename(old, target)
                 return
+
+
+def _discard(folder: Path) -> None:
+    """First what makes it a checkpoint: a part of one must not be taken for it."""
+    with contextlib.suppress(OSError):
+        (folder / NAME).unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(root: str | os.PathLike[str]) -> list[str]:
@@ -110,7 +120,7 @@ def sweep(root: str | os.PathLike[str]) -> list[str]:
             _put_back(path.parent / matched[1])
     found = [path for path in _entries(root) if _UNFINISHED.match(path.name)]
     for path in found:
-        shutil.rmtree(path, ignore_errors=True)
+        _discard(path)
     return sorted(path.name for path in found)
 
 

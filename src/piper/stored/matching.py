@@ -21,15 +21,16 @@ class Matched:
     model: Stored = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     surplus: list[str] = field(default_factory=list)
+    doubled: dict[str, str] = field(default_factory=dict)  # tied names, each stored by itself
 
-    def left(self) -> str:
-        """What did not come from the weights, or nothing."""
+    def left(self) -> list[str]:
+        """What did not come from the weights."""
         parts = []
         if self.missing:
             parts.append(f"initial values for {_few(self.missing)}")
         if self.surplus:
             parts.append(f"no use for {_few(self.surplus)}")
-        return "; ".join(parts)
+        return parts
 
 
 def match(
@@ -41,20 +42,31 @@ def match(
     unneeded: Sequence[re.Pattern[str]] = (),
 ) -> Matched:
     """`names` are those of the state_dict, each with its tensor: several for one that is tied, of which
-    one has to be stored."""
+    one has to be stored. Other tensors of the model, which checkpoints have, may be."""
+    taken = set(names.values())
+    others = {unquote(tensor): tensor for tensor in tensors if tensor not in taken}
+    known = {**{n: t for n, t in others.items() if not _fits(n, unneeded)}, **names}
     found, bad = Matched(), []
-    for name, tensor in names.items():
+    last: dict[str, str] = {}
+    for name, tensor in known.items():
         if name in stored:
             problem = _problem(stored[name], tensors[tensor])
             if problem:
                 bad.append(f"{name} {problem}")
             found.model[unquote(tensor)] = stored[name]  # as load_state_dict: the last one counts
+            if tensor in last and stored[last[tensor]] != stored[name]:
+                found.doubled[last[tensor]] = name
+            last[tensor] = name
     found.missing = sorted(n for n, tensor in names.items() if unquote(tensor) not in found.model)
-    surplus = sorted(stored.keys() - names.keys())
-    found.surplus = [n for n in surplus if not any(pattern.search(n) for pattern in unneeded)]
+    surplus = sorted(stored.keys() - known.keys())
+    found.surplus = [name for name in surplus if not _fits(name, unneeded)]
     if bad or (strict and (found.missing or found.surplus)):
         raise _error(found, sorted(bad), strict=strict, some=bool(found.model))
     return found
+
+
+def _fits(name: str, patterns: Sequence[re.Pattern[str]]) -> bool:
+    return any(pattern.search(name) for pattern in patterns)
 
 
 def _problem(stored: StoredTensor, wanted: TensorType) -> str:

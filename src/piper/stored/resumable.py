@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import unquote
+
+import msgspec
 
 from piper.errors import FileError
 from piper.plan.optimizers import state_pieces
-from piper.plan.types import Plan
+from piper.plan.types import ParamGroup, Plan
 from piper.stored.manifest import Manifest
 
 LISTED = 8
@@ -65,3 +68,19 @@ def _optimizers(manifest: Manifest, plan: Plan) -> Iterable[str]:
             missing = [p for p, _ in state_pieces(group, shape) if p not in kept]
             if missing:
                 yield f"{name} was trained without {', '.join(missing)}, which it needs here"
+
+
+def options_of(manifest: Manifest, plan: Plan) -> list[dict[str, Any]]:
+    """What parameter groups were set to, but for arguments that they have in another way now."""
+    before, now = manifest.param_groups, plan.param_groups
+    if len(before) != len(now):
+        return []
+    return [
+        {key: value for key, value in options.items() if _in_file(old, key) == _in_file(new, key)}
+        for options, old, new in zip(manifest.options, before, now, strict=False)
+    ]
+
+
+def _in_file(group: ParamGroup, key: str) -> bytes:
+    """An argument of an optimizer as a file has it: a tuple is a list there."""
+    return msgspec.json.encode((group.optimizer, group.label, group.options.get(key)))

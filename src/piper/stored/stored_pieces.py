@@ -17,6 +17,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     """A box of a tensor in a file, from byte `offset` on; `crc` is the CRC-32 of its bytes, if known.
 
     Plain elements lie one row after the other, or so many apart along each dim as `strides` says.
+    Without a checksum, `seen` has the file's size and time of change as they were when it was indexed.
     """
 
     box: Box
@@ -26,6 +27,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     form: Form = "raw"
     crc: int | None = None
     strides: tuple[int, ...] | None = None
+    seen: tuple[int, int] | None = None
 
 
 class StoredTensor(msgspec.Struct, frozen=True):

@@ -119,8 +119,12 @@ def _shards(tensors: list[FileTensor], limit: int) -> list[list[FileTensor]]:
             size = 0
         shards[-1].append(each)
         size += each.num_bytes
-    # Wide elements first, so that all lie at a multiple of their size.
-    return [sorted(shard, key=lambda each: -dtype_bytes(each.dtype)) for shard in shards]
+    return [widest_first(shard) for shard in shards]
+
+
+def widest_first(tensors: list[FileTensor]) -> list[FileTensor]:
+    """The order in which all lie at a multiple of the size of their elements."""
+    return sorted(tensors, key=lambda each: -dtype_bytes(each.dtype))
 
 
 def header_of(shard: list[FileTensor], tied: Mapping[str, str]) -> tuple[bytes, list[int]]:

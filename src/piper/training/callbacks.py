@@ -39,16 +39,17 @@ EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 class Callbacks:
-    """All callbacks of a training, told one after another, or none; one that raises ends it."""
+    """All callbacks of a training, told one after another, or `silent`; one that raises ends it."""
 
-    def __init__(self, callbacks: Sequence[Any], *, silent: bool = False) -> None:
+    def __init__(self, callbacks: Sequence[Any]) -> None:
         for callback in callbacks:
             _check(callback)
-        self.callbacks = [] if silent else list(callbacks)
+        self.callbacks = list(callbacks)
+        self.silent = False
         self.before_raising: Callable[[], None] = lambda: None
 
     def tell(self, event: str, fact: Any) -> None:
-        for callback in self.callbacks:
+        for callback in () if self.silent else self.callbacks:
             method = getattr(callback, event, None)
             if method is None:
                 continue

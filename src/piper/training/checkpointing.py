@@ -100,6 +100,10 @@ class Checkpoints:
     def end(self) -> None:
         """Save the last step, and wait for it."""
         self.ending = True
+        self.save()
+
+    def save(self) -> None:
+        """Save this step, and wait for it."""
         self.begin()
         if self.saving:
             self._look(wait=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from piper.api.job import Job
     from piper.training.records import Training
 
-IN_A_ROW = 3  # losses without a step between them: others will not help
+IN_A_ROW = 3  # attempts that are lost before a new step: another one will not help
 
 
 @dataclass
@@ -66,21 +66,19 @@ class Attempt:
         self.elastic = elastic
         self.job = job
         self.lost_at = lost_at  # when the attempt before failed
-        self.outgrown = False
-        self.steps = 0
+        self.outgrown = False  # it ended for a larger one
+        self.done = 0  # the last step, with those before this attempt
 
     def wants_more(self) -> bool:
         """Whether a larger job could run now."""
         at_hand = self.elastic.at_hand()
         size = self.job.plan.mesh.size
-        if at_hand > size:
-            found = self.elastic.job(at_hand)
-            self.outgrown = found is not None and found.plan.mesh.size > size
-        return self.outgrown
+        found = self.elastic.job(at_hand) if at_hand > size else None
+        return found is not None and found.plan.mesh.size > size
 
-    def stepped(self) -> str:
+    def stepped(self, done: int) -> str:
         """After a step: what there is to say of a loss that it comes after."""
-        self.steps += 1
+        self.done = done
         if self.lost_at is None:
             return ""
         seconds, self.lost_at = time.perf_counter() - self.lost_at, None
@@ -90,7 +88,7 @@ class Attempt:
 
 def attempts(elastic: Elastic, train: Callable[[Attempt], Training]) -> Training:
     """Train until it is done, with as many ranks as there are."""
-    ranks, lost_at, in_a_row = elastic.at_hand(), None, 0
+    ranks, lost_at, furthest, in_a_row = elastic.at_hand(), None, 0, 0
     while True:
         attempt = Attempt(elastic, elastic.largest(ranks), lost_at)
         lost_at = None
@@ -98,7 +96,8 @@ def attempts(elastic: Elastic, train: Callable[[Attempt], Training]) -> Training
             training = train(attempt)
         except RankLost as error:
             lost_at = attempt.lost_at or time.perf_counter()
-            in_a_row = 0 if attempt.steps else in_a_row + 1
+            in_a_row = 0 if attempt.done > furthest else in_a_row + 1
+            furthest = max(furthest, attempt.done)
             if in_a_row >= IN_A_ROW:
                 raise
             left = attempt.job.plan.mesh.size - max(1, len(error.ranks))

@@ -61,6 +61,7 @@ class TensorBoard(Callback):
             raise RunError(
                 "TensorBoard is not installed", legal="pip install tensorboard, or piper.JsonLines"
             ) from None
+        self._close()  # an elastic training begins again
         purge = facts["step"] + 1 if facts["step"] else None
         self.writer = SummaryWriter(self.folder, purge_step=purge)
 
@@ -73,8 +74,11 @@ class TensorBoard(Callback):
         self.writer.add_scalar("evaluation/loss", record.evaluation, record.step)
 
     def on_failure(self, error: BaseException) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        self._close()
 
     def on_end(self, training: Training) -> None:
-        self.writer.close()
+        self._close()
+
+    def _close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -90,48 +90,51 @@ def train(
     check_policy(data, policy)
     recorded = checked_steps(record, record_steps, steps)
 
+    told = Callbacks(callbacks)
+
     def once(job: Job | Run, attempt: Attempt | None) -> Training:
-        told = Callbacks(callbacks, silent=not speaks(job, launch))
-        try:
-            before = checkpoint if resume or attempt else None
-            with opened(job, launch, log, launch_options, before) as (run, lines):
-                begun = progress_of(run) if run.resumed else start or Progress()
-                recorder = RecordedSteps(run, lines, record, recorded)
-                loop = _Loop(
-                    run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder
-                )
-                if checkpoint is None:
-                    return loop.train(data, evaluate, evaluate_every)
-                every = checkpoint_every or 0
-                saver = Checkpoints(
-                    run,
-                    lines,
-                    checkpoint,
-                    every=every,
-                    keep=keep,
-                    progress=loop.progress,
-                    told=told,
-                )
-                with heeding_termination(run) as asked_to_end, surviving(saver, attempt):
-                    return loop.train(data, evaluate, evaluate_every, saver, asked_to_end, attempt)
-        except BaseException as error:
-            told.fail(error)
-            raise
+        told.silent = not speaks(job, launch)
+        before = checkpoint if resume or attempt else None
+        with opened(job, launch, log, launch_options, before) as (run, lines):
+            begun = progress_of(run) if run.resumed else start or Progress()
+            recorder = RecordedSteps(run, lines, record, recorded)
+            loop = _Loop(
+                run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder
+            )
+            if checkpoint is None:
+                return loop.train(data, evaluate, evaluate_every)
+            every = checkpoint_every or 0
+            saver = Checkpoints(
+                run,
+                lines,
+                checkpoint,
+                every=every,
+                keep=keep,
+                progress=loop.progress,
+                told=told,
+            )
+            with heeding_termination(run) as asked_to_end, surviving(saver, attempt):
+                return loop.train(data, evaluate, evaluate_every, saver, asked_to_end, attempt)
 
-    if not isinstance(job, Elastic):
-        return once(job, None)
-    if checkpoint is None:
-        raise RunError(
-            "an Elastic without checkpoints", legal='checkpoint="DIR" (--checkpoint DIR)'
-        )
-    check_again(data)
-    rewind = rewinding(data)
+    def surviving_losses(elastic: Elastic) -> Training:
+        if checkpoint is None:
+            raise RunError(
+                "an Elastic without checkpoints", legal='checkpoint="DIR" (--checkpoint DIR)'
+            )
+        check_again(data)
+        rewind = rewinding(data)
 
-    def again(attempt: Attempt) -> Training:
-        rewind()
-        return once(attempt.job, attempt)
+        def again(attempt: Attempt) -> Training:
+            rewind()
+            return once(attempt.job, attempt)
 
-    return attempts(job, again)
+        return attempts(elastic, again)
+
+    try:
+        return surviving_losses(job) if isinstance(job, Elastic) else once(job, None)
+    except BaseException as error:
+        told.fail(error)
+        raise
 
 
 class _Loop:
@@ -199,18 +202,22 @@ class _Loop:
         self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
         for batch in islice(self.batches, self.meter.steps):
             self.step(batch)
+            if saver and self.meter.num == 1:
+                self.progress()  # what cannot be saved is an error now, not at the last step
             if evaluate_every and self.done % evaluate_every == 0:
                 self.evaluate(evaluate)
-            if attempt and (text := attempt.stepped()):
+            if attempt and (text := attempt.stepped(self.done)):
                 self.lines.note(text)
             due = saver.after_step() if saver else False
             if asked_to_end():
                 self.training.stopped = True
                 break
             if saver and due and attempt and attempt.wants_more():
-                saver.end()
-                self.lines.note(f"more ranks are there: launched again after step {self.done}")
-                return self.training
+                saver.save()
+                if saver.is_saved:
+                    self.lines.note(f"more ranks are there: launched again after step {self.done}")
+                    attempt.outgrown = True
+                    return self.training
         if self.steps is not None and self.done < self.steps and not self.training.stopped:
             raise RunError(
                 f"the data ended after {self.done} of {self.steps} steps",
@@ -218,9 +225,13 @@ class _Loop:
             )
         if saver:
             saver.end()
+<<<<<<< HEAD
         self.recorder.end()
+=======
+            self.training.saved = saver.is_saved
+>>>>>>> main
         if self.training.stopped:
-            saved = "saved" if saver and saver.is_saved else "not saved"
+            saved = "saved" if self.training.saved else "not saved"
             self.lines.note(f"asked to end: stopped after step {self.done}, which is {saved}")
         elif evaluate is not None and self.meter.num and not self._evaluated:
             self.evaluate(evaluate)
@@ -331,7 +342,8 @@ class _Loop:
     def evaluate(self, data: Any) -> None:
         """The mean loss over all batches of other data, in the record of the last step."""
         begun, total, count, num = time.perf_counter(), 0.0, 0.0, 0
-        for batch in Batches(self.run, data, name="eval"):
+        policy = ReadPolicy(self.policy.again)  # with a batch left out it is another mean
+        for batch in Batches(self.run, data, name="eval", policy=policy):
             result = self.run.evaluate(batch)
             total, count, num = total + result.loss * result.count, count + result.count, num + 1
         if not num:

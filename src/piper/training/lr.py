@@ -79,15 +79,34 @@ class LearningRate:
         groups = [{k: v for k, v in group.items() if k != "params"} for group, _ in self._groups]
         changed = [sorted(keys) for keys in self._changed]
         schedulers = [scheduler.state_dict() for scheduler in self.schedulers]
-        return {"schedulers": schedulers, "groups": groups, "changed": changed}
+        return {
+            "kinds": [_kind(scheduler) for scheduler in self.schedulers],
+            "schedulers": schedulers,
+            "groups": groups,
+            "changed": changed,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        kinds = [_kind(scheduler) for scheduler in self.schedulers]
+        saved_kinds = state.get("kinds", kinds)  # older checkpoints do not say
+        if saved_kinds != kinds:
+            raise RunError(
+                f"the schedule that was saved is {', '.join(saved_kinds)}, not {', '.join(kinds)}",
+                legal="that schedule; or weights=DIR (--weights DIR), to start anew from the model",
+            )
         for (group, _), saved in zip(self._groups, state["groups"], strict=True):
             group.update(saved)
         for known, keys in zip(self._changed, state["changed"], strict=True):
             known.update(keys)
         for scheduler, saved in zip(self.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
+
+
+def _kind(scheduler: LRScheduler) -> str:
+    """Its class, with those of the schedulers that it is made of."""
+    parts = [_kind(one) for one in getattr(scheduler, "_schedulers", ())]
+    name = type(scheduler).__name__
+    return f"{name}({', '.join(parts)})" if parts else name
 
 
 def _stand_in(groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:

@@ -48,6 +48,7 @@ class Training(msgspec.Struct):
     seconds: float = 0.0
     position: Position = Position()
     stopped: bool = False  # before its end, because the process was asked to end
+    saved: bool | None = None  # whether the last step is, in a folder of checkpoints
 
     @property
     def losses(self) -> list[float]:

@@ -20,7 +20,7 @@ from piper.errors import PiperError, TraceError
 
 @contextlib.contextmanager
 def blaming(code: ChunkCode, *, device: str) -> Iterator[None]:
-    """While bodies of `code` are made: whatever torch raises becomes a TraceError."""
+    """While torch differentiates `code`: whatever it raises becomes a TraceError."""
     try:
         yield
     except PiperError:

@@ -15,6 +15,8 @@ from piper.bodies.files.storage_order import storage_order
 from piper.errors import FileError
 
 _LEGAL = "a file that torch.save wrote, of tensors in dicts and lists"
+_ANEW = "torch.save(torch.load(path, weights_only=True), path) makes it one that can be read"
+_PART = "a part as torch.distributed.checkpoint.save writes it"
 
 
 def torch_content(path: str) -> Any:
@@ -62,6 +64,7 @@ class _Part(io.RawIOBase):
 
 
 def _content(file: Any, path: str) -> Any:
+    legal = _ANEW if isinstance(file, str) else _PART
     try:
         with zipfile.ZipFile(file) as archive:
             packed = [entry.filename for entry in archive.infolist() if entry.compress_type]
@@ -73,13 +76,13 @@ def _content(file: Any, path: str) -> Any:
     except Exception as problem:  # whatever damaged bytes lead to
         raise FileError(
             f"{path} is no file of torch.save's present form: {problem}",
-            legal="torch.save(torch.load(path, weights_only=True), path) makes it one",
+            legal=legal,
         ) from None
     if packed or not little or not in_order:
         what = "its tensors lie in another order than it names them"
         if packed or not little:
             what = f"{packed[0]} in it is compressed" if packed else "its numbers are big-endian"
-        raise FileError(f"{path} cannot be read in parts: {what}", legal=_LEGAL)
+        raise FileError(f"{path} cannot be read in parts: {what}", legal=legal)
     if not isinstance(file, str):
         file.seek(0)
     try:

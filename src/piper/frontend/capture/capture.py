@@ -23,7 +23,7 @@ from piper.bodies.closed_operator import steps_of
 from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
-from piper.errors import Source, TraceError
+from piper.errors import Call, Source, TraceError, user_source
 from piper.frontend.annotate import reset_values
 from piper.frontend.capture.any_rows import (
     RowSymbol,
@@ -37,7 +37,11 @@ from piper.frontend.capture.checkpointed_code import inline_checkpoints
 from piper.frontend.capture.counted import CountedStep, count_targets, uncounted
 from piper.frontend.capture.dynamo_settings import tracing_settings
 from piper.frontend.capture.fixed_shapes import fixed_shapes
-from piper.frontend.capture.flex_attention import lower_flex_attention, unknown_blocks
+from piper.frontend.capture.flex_attention import (
+    lower_flex_attention,
+    refuse_unknown_masks,
+    unknown_blocks,
+)
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.inner_graphs import close_operators, inner_graphs
@@ -46,12 +50,7 @@ from piper.frontend.capture.layer_drop import certain_layers
 from piper.frontend.capture.lifted import LiftedStep, as_traced, lift
 from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_reads
 from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
-from piper.frontend.capture.state_parts import (
-    StatePart,
-    changed_buffers,
-    mark_state,
-    take_state,
-)
+from piper.frontend.capture.state_parts import StatePart, changed_buffers, mark_state, take_state
 from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
@@ -198,6 +197,7 @@ def record(
     if not isinstance(model, nn.Module):
         raise TraceError(
             f"make_model returns {type(model).__name__}",
+            call=Call("trace", user_source()),
             legal="a function that returns an nn.Module",
         )
     refuse_hooks(model)
@@ -309,6 +309,7 @@ def finish(recording: Recording, rows: int) -> Capture:
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
     _drop_dead_code(graph, facts, [node for part in state for node in part.given])
+    refuse_unknown_masks([graph, *(part.graph for part in state)])
     capture = Capture(
         graph=graph,
         constants=recording.constants,

@@ -7,9 +7,8 @@ what it would find, and nothing may read that operator's result but flex attenti
 from __future__ import annotations
 
 import contextlib
-import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -18,6 +17,7 @@ from torch import Tensor, fx
 
 from piper.bodies import flex_math
 from piper.bodies.captured_nodes import callee, source_of
+from piper.bodies.closed_operator import targets_in
 from piper.errors import TraceError
 
 _library = torch.library.Library("piper", "FRAGMENT")
@@ -52,8 +52,11 @@ def _create_mask(
     return torch.ops.piper.unknown_mask(shape, torch.device(device), torch.bool)
 
 
-def _ordered_to_dense(num_blocks_in_row: Tensor, col_indices: Tensor, num_cols: int) -> Tensor:
-    shape = (*num_blocks_in_row.shape, num_cols)
+def _ordered_to_dense(
+    num_blocks_in_row: Tensor, col_indices: Tensor, num_cols: int | None = None
+) -> Tensor:
+    """Torch before 2.12 gives no number of columns."""
+    shape = (*num_blocks_in_row.shape, num_cols or col_indices.shape[-1])
     return torch.ops.piper.unknown_mask(shape, num_blocks_in_row.device, torch.int32)
 
 
@@ -68,33 +71,18 @@ def lower_flex_attention(graph: fx.Graph, inputs: Sequence[Any]) -> list[Any]:
             node.target = flex_math.flex_attention
             sizes = [None if arg in blocks else arg for arg in sizes]
             node.args = (*node.args[:4], (*sizes, mask), *node.args[5:])
-    _erase_unknown(graph)
     unread = {node for node in blocks if node.op == "placeholder" and not node.users}
     for node in unread:
         graph.erase_node(node)
     return [v for node, v in zip(placeholders, inputs, strict=True) if node not in unread]
 
 
-def _erase_unknown(graph: fx.Graph) -> None:
-    """Erase unknown masks with all that was made of them; raise if anything else reads them."""
-    masks = graph.find_nodes(op="call_function", target=torch.ops.piper.unknown_mask)
-    of_masks: set[fx.Node] = set(masks)
-    for node in graph.nodes:
-        if any(arg in of_masks for arg in node.all_input_nodes):
-            of_masks.add(node)
-    for node in reversed(list(graph.nodes)):
-        if node in of_masks and not node.users and not _writes(node):
-            graph.erase_node(node)
-            of_masks.discard(node)
-    for mask in masks:
-        if mask in of_masks:
+def refuse_unknown_masks(graphs: Iterable[fx.Graph]) -> None:
+    """Raise if code that is left when all dead code is gone reads an unknown mask."""
+    for node in (node for graph in graphs for node in graph.nodes):
+        if torch.ops.piper.unknown_mask in targets_in(node):
             raise TraceError(
-                f"the step makes a mask by torch.vmap ({source_of(mask)})",
+                f"the step makes a mask by torch.vmap ({source_of(node)})",
                 legal="create_block_mask for flex_attention, or comparisons of index tensors: "
                 "i[:, None] >= i[None, :]",
             )
-
-
-def _writes(node: fx.Node) -> bool:
-    in_place = callee(node).endswith("_") and node.target not in (operator.and_, operator.or_)
-    return node.op == "output" or node.target is operator.setitem or in_place

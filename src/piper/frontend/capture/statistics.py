@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
-from piper.bodies.captured_nodes import OF_STATE, source_of, value_of
+from piper.bodies.captured_nodes import OF_DTYPE, OF_STATE, source_of, value_of
 
 # The functions, each with the argument that says whether it changes its running values.
 NORMS: dict[Any, str] = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}
@@ -47,9 +47,13 @@ def synced_norm(graph: fx.Graph) -> str:
     """The user's line of a SyncBatchNorm, which in a trace is like any other batch norm."""
     for node in graph.nodes:
         modules = (node.meta.get("nn_module_stack") or {}).values()
-        if node.target is F.batch_norm and any("SyncBatchNorm" in str(kind) for _, kind in modules):
+        if node.target is F.batch_norm and any(_is_synced(kind) for _, kind in modules):
             return str(source_of(node))
     return ""
+
+
+def _is_synced(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, nn.SyncBatchNorm)
 
 
 def _in_dtype(graph: fx.Graph, norm: fx.Node, param: Any, dtype: torch.dtype) -> Any:
@@ -59,7 +63,7 @@ def _in_dtype(graph: fx.Graph, norm: fx.Node, param: Any, dtype: torch.dtype) ->
         return param
     with graph.inserting_before(norm):
         made = graph.call_method("to", (param, dtype))
-    made.meta = {**norm.meta, "example_value": value_of(param).to(dtype)}
+    made.meta = {**norm.meta, "example_value": value_of(param).to(dtype), OF_DTYPE: True}
     return made
 
 

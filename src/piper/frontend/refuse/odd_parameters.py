@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.nn.functional as F
 from torch import fx
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -14,7 +15,9 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from piper.bodies.captured_nodes import callee, source_of
 from piper.errors import TraceError, user_source
 
-_SPARSE_AT = {F.embedding: 6, F.embedding_bag: 7}  # which of their arguments asks for it
+_SPARSE = ("sparse", "sparse_grad")  # arguments that ask for it
+# Which argument that is, where it may come without its name.
+_SPARSE_AT = {F.embedding: 6, F.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
 
 
 @contextlib.contextmanager
@@ -35,14 +38,13 @@ def refusing_lazy() -> Iterator[None]:
 
 
 def refuse_sparse_gradients(graph: fx.Graph) -> None:
-    """Raise for an embedding whose gradient would be a sparse tensor."""
+    """Raise for a call whose gradient would be a sparse tensor."""
     for node in graph.nodes:
-        if node.target in _SPARSE_AT and _argument(node, _SPARSE_AT[node.target]):
+        asked = [name for name in _SPARSE if node.kwargs.get(name)]
+        if node.target in _SPARSE_AT and any(node.args[_SPARSE_AT[node.target] :][:1]):
+            asked = ["sparse"]
+        if asked:
             raise TraceError(
                 f"{callee(node)} has sparse gradients ({source_of(node)})",
-                legal="sparse=False: gradients are dense, and cut and reduced as such",
+                legal=f"{asked[0]}=False: gradients are dense, and cut and reduced as such",
             )
-
-
-def _argument(node: fx.Node, position: int) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get("sparse")

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from piper.bodies.failed_node import reason_of
 from piper.bodies.initial import READS_VALUES
 from piper.errors import PiperError, Source, TraceError
 from piper.frontend.refuse.side_effects import TracedEffects
@@ -47,7 +48,7 @@ _OF_DYNAMO = re.compile(r" with `torch\._dynamo\.config\..*")
 _CAUSE = re.compile(
     r"\b(?:got|raised exception|exception type)? ?(\w+(?:Error|Exception)\(.*?\))", re.S
 )
-_HANDLED = ("_next_value", "_buffers", "_parameters")
+_HANDLED = re.compile(r"(?:_next_value|_buffers|_parameters)(?:'\])?$")
 _CHILD = re.compile(r"(?:\._modules|\.__dict__\['_modules'\])\['(.*?)'\]")
 _SIDE_EFFECTS = re.compile(r"side effects happened.*?: (\[.*\])", re.S)
 
@@ -85,10 +86,8 @@ def readable_building() -> Iterator[None]:
         if not frames or not of_torch:
             raise
         last = frames[-1]
-        reason = str(error).strip().splitlines()[0]
         raise TraceError(
-            f"make_model fails at {Source(last.filename, last.lineno or 0)}: "
-            f"{type(error).__name__}: {reason}",
+            f"make_model fails at {Source(last.filename, last.lineno or 0)}: {reason_of(error)}",
             details=[(last.line or "").strip()],
             legal="plain parameters and buffers, made by operators: make_model runs on fake tensors, "
             "which have no content",
@@ -134,7 +133,7 @@ def warn_of_side_effects(said: Sequence[warnings.WarningMessage], effects: Trace
         if found:
             names = re.findall(r'"(.*?)"', found[1])
             # Our own counter, and tensors of the model, whose changes are refused elsewhere.
-            names = [n for n in names if not n.endswith(_HANDLED) and effects.changed(n)]
+            names = [n for n in names if not _HANDLED.search(n) and effects.changed(n)]
             objects = [_readable(n) + (f" ({lines[n]})" if n in lines else "") for n in names]
             if objects:
                 warnings.warn(

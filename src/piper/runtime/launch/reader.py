@@ -62,7 +62,7 @@ class Reader:
         self._mark = mark or Mark()
         self._samples = self._mark.samples
         self._rows = _num_rows(plan.batch_shapes)  # of the last global batch
-        self._state_before: dict[str, Any] | None = None  # of the coming batch, for another try
+        self._state_before = self._mark.state  # of the coming batch, for another try
         self._fresh = True  # nothing was read since it was opened
         self._by_state = False
         self._share = Share(rank, num_ranks, plan.seed)
@@ -146,7 +146,7 @@ class Reader:
         return batch, shapes
 
     def _reopen(self, mark: Mark) -> None:
-        self._mark, self._batches = mark, None
+        self._mark, self._batches, self._state_before = mark, None, mark.state
         self._samples, self._fresh, self._by_state = mark.samples, True, False
         self._share = Share(self.rank, self.num_ranks, self.plan.seed)
 

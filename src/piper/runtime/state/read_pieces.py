@@ -24,6 +24,8 @@ from piper.stored.boxes import (
 )
 from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
+_COMPARED = 4 << 20  # elements at once
+
 
 class PieceReader:
     """Reads parts of stored tensors, and counts the bytes that it took from files.
@@ -63,14 +65,30 @@ class PieceReader:
         box = whole(shape)
         return self.elements(name, box, 0, box.num_elements).view(shape)
 
-    def read(self, file: str, offset: int, length: int) -> bytearray:
-        """Bytes of a file, which must be there."""
-        done = 0
+    def equal(self, one: str, other: str) -> bool:
+        """Whether two tensors of one shape have the same elements, in the dtype of the other."""
+        box, dtype = whole(self.stored[one].shape), getattr(torch, self.stored[other].dtype)
+        starts = range(0, box.num_elements, _COMPARED)
+        ranges = ((start, min(start + _COMPARED, box.num_elements)) for start in starts)
+        return all(
+            torch.equal(self.elements(one, box, *part).to(dtype), self.elements(other, box, *part))
+            for part in ranges
+        )
+
+    def read(self, piece: Piece, offset: int, length: int) -> bytearray:
+        """Bytes of a piece's file, which must be there, and as they were when it was indexed."""
+        file, done = piece.file, 0
         try:
             number = os.open(file, os.O_RDONLY)
             try:
-                size = os.fstat(number).st_size
-                data = bytearray(min(length, max(size - offset, 0) + 1))  # a false length is found
+                about = os.fstat(number)
+                if piece.seen not in (None, (about.st_size, about.st_mtime_ns)):
+                    raise FileError(
+                        f"{file} has changed since lower(weights=...) looked into it",
+                        legal="lower again; or another file for what is written meanwhile",
+                    )
+                # A false length is found.
+                data = bytearray(min(length, max(about.st_size - offset, 0) + 1))
                 view = memoryview(data)
                 while done < length:
                     num = os.preadv(number, [view[done:]], offset + done)
@@ -109,7 +127,7 @@ class _StoredPiece:
             flat = self.reader.memory[piece.file].view(-1)
             return flat.as_strided(box.size, strides, piece.offset // size + begin)
         runs = [
-            self.reader.read(piece.file, piece.offset + begin * size, num * size)
+            self.reader.read(piece, piece.offset + begin * size, num * size)
             for begin, num in runs_by(box, strides)
         ]
         data = runs[0] if len(runs) == 1 else bytearray().join(runs)
@@ -122,7 +140,7 @@ class _StoredPiece:
         """What `torch.save` wrote, which is read once and held to its checksum."""
         if self._saved is None:
             piece = self.piece
-            data = self.reader.read(piece.file, piece.offset, piece.length)
+            data = self.reader.read(piece, piece.offset, piece.length)
             if piece.crc is not None and zlib.crc32(data) != piece.crc:
                 raise FileError(
                     f"{self.name}: bytes {piece.offset} to {piece.offset + piece.length} of "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from piper.bodies.files.torch_zip import place_of, torch_content, torch_part
@@ -16,6 +17,7 @@ from piper.files import read_start
 from piper.runtime.state.dcp_index import dcp_index
 from piper.stored import manifest
 from piper.stored.boxes import row_major, whole
+from piper.stored.folders import latest
 from piper.stored.safetensors_index import chosen, file_index, files_of
 from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
@@ -50,12 +52,36 @@ def weight_source(source: Any) -> WeightSource:
         raise FileError(f"weights are a {type(source).__name__}", legal=LEGAL)
     path = os.path.abspath(os.fspath(source))
     if not os.path.isdir(path):
-        return WeightSource(_file(path))
+        return WeightSource(_seen(_file(path)))
     for name in FOLDER:
         inside = os.path.join(path, name)
         if os.path.exists(inside):
-            return WeightSource(_folder(path, inside))
+            return WeightSource(_seen(_folder(path, inside)))
+    newest = latest(path)  # of the checkpoints of a run
+    if newest is not None:
+        return WeightSource(_folder(str(newest), str(newest / manifest.NAME)))
     raise FileError(f"{path} has no weights", legal=LEGAL)
+
+
+def _seen(stored: Stored) -> Stored:
+    """With what shows that a file was changed since, where no checksum does."""
+    files: dict[str, tuple[int, int]] = {}
+
+    def seen(piece: Piece) -> Piece:
+        if piece.crc is not None:
+            return piece
+        if piece.file not in files:
+            try:
+                about = os.stat(piece.file)
+            except (OSError, ValueError) as problem:
+                raise FileError(f"{piece.file!r} cannot be read: {problem}") from None
+            files[piece.file] = about.st_size, about.st_mtime_ns
+        return msgspec.structs.replace(piece, seen=files[piece.file])
+
+    return {
+        name: msgspec.structs.replace(tensor, pieces=tuple(map(seen, tensor.pieces)))
+        for name, tensor in stored.items()
+    }
 
 
 def _folder(folder: str, path: str) -> Stored:
@@ -102,6 +128,12 @@ def _in_memory(given: Mapping[str, Any]) -> WeightSource:
     stored: Stored = {}
     memory: dict[str, Tensor] = {}
     for name, tensor in _unnested(given).items():
+        if not _is_plain(tensor):
+            raise FileError(
+                f"{name} in the state_dict is no plain tensor, but a {type(tensor).__name__} of "
+                f"{tensor.layout} on {tensor.device}",
+                legal="dense tensors, whole, with elements",
+            )
         memory[name] = kept = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         shape, length = tuple(kept.shape), kept.numel() * kept.element_size()
         piece = Piece(whole(shape), name, 0, length, "memory", strides=row_major(shape))
@@ -109,6 +141,12 @@ def _in_memory(given: Mapping[str, Any]) -> WeightSource:
     if not stored:
         raise FileError("weights are a dict without tensors", legal=LEGAL)
     return WeightSource(stored, memory)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it has all of its elements itself; a DTensor, say, is made of other tensors."""
+    made_of_others = hasattr(tensor, "__tensor_flatten__")
+    return tensor.layout == torch.strided and not tensor.is_meta and not made_of_others
 
 
 def _unnested(content: Mapping[Any, Any]) -> dict[str, Tensor]:
