@@ -98,9 +98,7 @@ def train(
         with opened(job, launch, log, launch_options, before) as (run, lines):
             begun = progress_of(run) if run.resumed else start or Progress()
             recorder = RecordedSteps(run, lines, record, recorded)
-            loop = _Loop(
-                run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder
-            )
+            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder)
             if checkpoint is None:
                 return loop.train(data, evaluate, evaluate_every)
             every = checkpoint_every or 0
@@ -225,11 +223,8 @@ class _Loop:
             )
         if saver:
             saver.end()
-<<<<<<< HEAD
-        self.recorder.end()
-=======
             self.training.saved = saver.is_saved
->>>>>>> main
+        self.recorder.end()
         if self.training.stopped:
             saved = "saved" if self.training.saved else "not saved"
             self.lines.note(f"asked to end: stopped after step {self.done}, which is {saved}")
