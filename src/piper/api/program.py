@@ -21,7 +21,6 @@ from piper.compiler.driver import (
     text_after,
 )
 from piper.compiler.loss_warnings import warn_of_loss
-from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.directives.complete import complete
@@ -38,6 +37,7 @@ from piper.ir.graph import Graph
 from piper.ir.history import History, Record
 from piper.ir.tensor_type import Shapes
 from piper.ir.well_formed import verify
+from piper.no_collections import no_collections
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text

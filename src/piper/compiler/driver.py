@@ -14,7 +14,6 @@ from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.check import Report, check_plan
 from piper.compiler.fit import fit_types
-from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
 from piper.directives.complete import complete
@@ -30,6 +29,7 @@ from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.mesh import Mesh
+from piper.no_collections import no_collections
 from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.buckets import Bucketed

@@ -48,7 +48,7 @@ class Row:
     meeting: list[int]
 
 
-@dataclass
+@dataclass(slots=True)
 class Meeting:
     """A communication: its members as (row, task), how long until the first byte is there, the seconds
     that it takes of a link alone, and its share of each device."""
@@ -272,33 +272,38 @@ class Engine:
         if not meeting.seconds:
             self._met(number, now)
             return
-        beside: set[int] = set()
+        takes = meeting.share if not meeting.holds else 0.0
+        beside: list[int] = []
         for row in self.through[number]:
-            beside.update(self.talks[row])
-            self.talks[row].append(number)
-            if meeting.share and not meeting.holds:
-                self._take(row, meeting.share, now)
-        for other in (number, *sorted(beside)):
-            self._share_links(other, now)
+            talks = self.talks[row]
+            beside += talks
+            talks.append(number)
+            if takes:
+                self._take(row, takes, now)
+        self._share_links(number, now)
+        if beside:
+            for other in set(beside):
+                self._share_links(other, now)
 
     def _met(self, number: int, now: float) -> None:
         meeting = self.meetings[number]
-        gives = meeting.share and (meeting.holds or meeting.seconds)
-        beside: set[int] = set()
+        gives = meeting.share if meeting.holds or meeting.seconds else 0.0
+        beside: list[int] = []
         for row in self.through[number]:
             if meeting.seconds:
-                self.talks[row].remove(number)
-                beside.update(self.talks[row])
+                talks = self.talks[row]
+                talks.remove(number)
+                beside += talks
             if gives:
-                self._take(row, -meeting.share, now)
-        for other in sorted(beside):
-            self._share_links(other, now)
+                self._take(row, -gives, now)
+        if beside:
+            for other in set(beside):
+                self._share_links(other, now)
+        end = self.end
+        ended = self._free if self.host_computes else self._release
         for task in self.members[number]:
-            self.end[task] = now
-            if self.host_computes:
-                self._free(task, now)
-            else:
-                self._release(task, now)
+            end[task] = now
+            ended(task, now)
 
     def _share_links(self, number: int, now: float) -> None:
         """Give a meeting under way its present rate: that of the busiest row that it goes through."""
