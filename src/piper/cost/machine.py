@@ -19,10 +19,12 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Linear(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Seconds of a kind of work: a fixed part, and one for each byte touched or moved."""
+    """Seconds of a kind of work: a fixed part, and one for each byte touched or moved. `share` is what
+    communication takes of the device meanwhile."""
 
     fixed: float = 0.0
     per_byte: float = 0.0
+    share: float = 0.0
 
     def __call__(self, nbytes: float) -> float:
         return self.fixed + self.per_byte * nbytes

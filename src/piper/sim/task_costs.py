@@ -74,18 +74,21 @@ class MachineCosts:
         carried = facts.carries(
             _nbytes(party, task.source), _nbytes(party, task.target), len(ranks)
         )
-        share = self._share(task, link)
         linear = machine.kinds.get(f"{task.comm}/{len(ranks)}")
         if linear is not None and link is machine.node:
+            share = self._share(task, linear.share)
+            if machine.host_computes:  # the host is at it from the first byte to the last
+                return Exchange(0.0, linear(carried), share)
             return Exchange(linear.fixed, linear.per_byte * carried, share)
+        share = self._share(task, link.share)
         latency = link.latency * facts.rounds(len(ranks))
         return Exchange(latency, carried / link.bandwidth, share)
 
-    def _share(self, task: Comm, link: Link) -> float:
+    def _share(self, task: Comm, share: float) -> float:
         most = self.plan.streams[task.stream].max_sms
         if most is None or not self.machine.sms:
-            return link.share
-        return min(link.share, most / self.machine.sms)
+            return share
+        return min(share, most / self.machine.sms)
 
     def host(self, task: Task) -> float:
         return self.machine.exchange if isinstance(task, Comm) else self.machine.dispatch
