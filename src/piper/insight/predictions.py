@@ -16,9 +16,9 @@ from piper.insight.use_of_time import length, union, use_of_time
 
 IDLE = "idle"
 NEAR = 0.05  # of the prediction: no reason is asked for
-_BESIDE = 0.5  # of a span, for it to count as beside something
+_BESIDE = 0.02  # of a span, for it to count as beside something
 _APART = 1.1  # times, for one group of spans to differ from another
-_AT_ONCE = 5e-6  # seconds after its issue, for a start to have waited for the host alone
+_AT_ONCE = 0.1  # of a span, that is left when the host is through with starting it
 
 
 class KindTime(msgspec.Struct, frozen=True):
@@ -98,7 +98,10 @@ def _waited_for(causes: Causes) -> str:
         if gap.chain:
             last = gap.chain[-1]
             task = last.task.partition("[")[0]
-            found[f"waiting for {last.track}: {task}"] += gap.seconds
+            who = f"waiting for {last.track}: {task}"
+            if last.why == "host" and not causes.host_computes:
+                who = f"launch-bound: waiting for the host of {last.track}"
+            found[who] += gap.seconds
     if not found:
         return ""
     who, seconds = max(found.items(), key=lambda item: item[1])
@@ -169,7 +172,7 @@ class _Reasons:
             shared = length(_clipped(others[pair.place.track], begin, end))
             groups[shared > _BESIDE * max(end - begin, 1e-12)].append(pair)
         with_it, without = _ratio(groups[True]), _ratio(groups[False])
-        if groups[True] and groups[False] and with_it > _APART * without:
+        if groups[True] and groups[False] and with_it - 1 > 2 * abs(without - 1):
             return f"contention: {with_it:.2f} x beside {what}, {without:.2f} x without"
         if groups[True] and not groups[False] and with_it > 1:
             return f"contention: all of it is beside {what}"
@@ -179,10 +182,11 @@ class _Reasons:
         at_once = 0
         for pair in pairs:
             track = self.causes.timeline.tracks[pair.place.track]
-            at_once += track.start[pair.place.span] - track.issued[pair.place.span] < _AT_ONCE
+            left = track.end[pair.place.span] - track.issued[pair.place.span]
+            at_once += left < _AT_ONCE * pair.measured
         if at_once <= len(pairs) / 2:
             return ""
-        return f"launch-bound: {at_once / len(pairs):.0%} start as soon as the host has issued them"
+        return f"launch-bound: {at_once / len(pairs):.0%} end as soon as the host has started all"
 
 
 def _ratio(pairs: Iterable[_Pair]) -> float:

@@ -25,6 +25,7 @@ BESIDE = 1 << 20  # bytes of communication that is put beside computation
 BESIDES = 8  # of them, one after the other
 SLICES = 20
 SLICE = {"cpu": 192, "cuda": 2048}  # rows of the matrices whose products are computed beside it
+LONGEST = 3  # times what it takes alone, that communication may take beside computation
 MOST = 0.95  # of a device, that communication may take
 
 
@@ -139,7 +140,8 @@ def _shares(num: int, device: torch.device, issue: float) -> dict[str, float]:
     shares = {}
     for kind, call in _collectives(BESIDE, num, device).items():
         alone = _timed(partial(call, False), device)
-        shares[kind] = _cost_beside(partial(call, True), compute, device, issue) / alone
+        cost = _cost_beside(partial(call, True), compute, device, issue, LONGEST * alone)
+        shares[kind] = cost / alone
     every: list[Any] = [None] * num
     dist.all_gather_object(every, list(shares.values()))
     means = [sum(column) / num for column in zip(*every, strict=True)]
@@ -153,19 +155,26 @@ def _slice(device: torch.device) -> Callable[[], Tensor]:
 
 
 def _cost_beside(
-    call: Callable[[], Any], compute: Callable[[], Tensor], device: torch.device, issue: float
+    call: Callable[[], Any],
+    compute: Callable[[], Tensor],
+    device: torch.device,
+    issue: float,
+    longest: float,
 ) -> float:
-    """Seconds that computation loses to one communication."""
+    """Seconds that computation loses to one communication. Gloo does not say when a reduce_scatter is
+    over: it is not awaited for `longest`."""
     times = []
     for _ in range(ROUNDS):
         alone = _sliced(compute, SLICES, device) / SLICES
+        most = max(int(longest / alone), 1)
         dist.barrier()
         begin, slices = perf_counter(), 0
         for _ in range(BESIDES):
-            work = call()
-            while not work.is_completed():
+            work, last = call(), slices + most
+            while slices < last and not work.is_completed():
                 compute()
                 slices += 1
+            work.wait()
         _settle(device)
         times.append((perf_counter() - begin - slices * alone) / BESIDES - issue)
     return median(times)
