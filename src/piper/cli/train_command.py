@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from piper.cli.elastic_jobs import check_elastic, elastic_jobs
 from piper.cli.launch_options import LAUNCHERS, add_launch_arguments, launch_options
 from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments, lowered
+from piper.cli.machine_options import add_machine_arguments
 from piper.cli.torchrun_starts import TERMINATED, mistaken, start_until_done
 from piper.cli.user_file import STRATEGY_OPTIONS, add_program_arguments, load_file, trace_file
 from piper.errors import FileError, PiperError, RankLost
@@ -56,6 +57,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
     )
+    add_machine_arguments(parser.add_argument_group("machine"))
     group = parser.add_argument_group("timeline")
     group.add_argument(
         "--record", metavar="FILE", help="what every task took, as FILE.json or FILE.timeline"
