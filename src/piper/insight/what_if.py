@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from piper.check.parties import Party
-from piper.cost.machine import Machine
+from piper.cost.machine import Exchange, Machine
 from piper.plan.tasks import Comm, Task
 from piper.plan.types import Plan
 from piper.sim.simulate import simulate
-from piper.sim.task_costs import Exchange, MachineCosts, TaskCosts
+from piper.sim.task_costs import MachineCosts, TaskCosts
 
 Chosen = Callable[[Task], bool]
 
