@@ -71,6 +71,19 @@ def test_all_members_of_a_meeting_and_no_others_have_its_name(cell: Cell) -> Non
     assert all(count == len(members) for (_, members), count in met.items())
 
 
+def test_ranks_of_a_class_share_what_they_do_not_meet_in() -> None:
+    plan = CELLS[0].job().plan
+    found = plan.classes[0]
+    labels = ClassLabels(plan, found)
+    first, second = list(plan.mesh.ranks(found.slice))[:2]
+    groups = bind(plan, first).groups
+    pairs = zip(labels.of_rank(first), labels.of_rank(second), strict=True)
+    for task, (one, other) in zip(found.tasks, pairs, strict=True):
+        # Who meet in one group have one label; two groups have two.
+        meets = isinstance(task, Comm) and second not in groups[task.group]
+        assert (one is other) == (not meets)
+
+
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_memory_of_tasks_one_after_another_is_that_of_the_checker(cell: Cell) -> None:
     plan = cell.job().plan
