@@ -33,10 +33,12 @@ class Exchange:
 
 
 class Linear(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Seconds of a kind of work: a fixed part, and one for each byte touched or moved."""
+    """Seconds of a kind of work: a fixed part, and one for each byte touched or moved. `share` is what
+    communication takes of the device meanwhile."""
 
     fixed: float = 0.0
     per_byte: float = 0.0
+    share: float = 0.0
 
     def __call__(self, nbytes: float) -> float:
         return self.fixed + self.per_byte * nbytes
@@ -109,6 +111,8 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
         carried = kind.carries(brought, left, num)
         line = self.kinds.get(f"{kind.name}/{num}")
         if line is not None and link is self.node:
-            return Exchange(line.fixed, line.per_byte * carried, link.share)
+            if self.host_computes:  # it is at it from the first byte to the last
+                return Exchange(0.0, line(carried), line.share)
+            return Exchange(line.fixed, line.per_byte * carried, line.share)
         rounds = kind.rounds(num) if link.rounds else 1
         return Exchange(link.latency * rounds, carried / link.bandwidth, link.share)
