@@ -300,10 +300,8 @@ def test_a_slow_rank_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_questions_of_a_timeline(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = _explained(capsys, files, "run.timeline", "--at", "2:0.01")
-    assert (
-        out.startswith("pp=1 computes nothing from 0.000 to ")
-        and "which needs F[PP=1,MB=0] on pp=0" in out
-    )
+    assert out.startswith("pp=1 computes nothing from 0.000 to ")
+    assert "which needs F[PP=1,MB=0] on pp=0" in out
     out, _ = _explained(capsys, files, "run.timeline", "--task", "F[PP=0,MB=0]", "--json")
     facts = json.loads(out)
     middle = (facts["spans"][0]["begin"] + facts["spans"][0]["end"]) / 2 - facts["begin"]

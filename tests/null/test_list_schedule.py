@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from piper.cost.estimate import NodeSeconds
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
 from piper.mesh import Slice
@@ -28,6 +29,7 @@ def test_waiting_nodes_do_not_wake_their_queue_again_and_again(
         advance(simulation, *place)
 
     monkeypatch.setattr(list_schedule._Simulation, "_advance", counted)
-    graph = list_schedule.schedule(Graph("physical", nodes, {}), {})
+    whole = Graph("physical", nodes, {})
+    graph = list_schedule.schedule(whole, NodeSeconds(whole, {}))
     assert list(graph.nodes) == list(nodes)
     assert looks <= 2 * NODES  # with a wake per node that waits: two million

@@ -246,11 +246,18 @@ class Job:
             run.set_options(before)
         return run
 
-    def rehearse(self, batch: Any, launcher: str | Pool = "local", *, steps: int = 5) -> Timeline:
+    def rehearse(
+        self,
+        batch: Any,
+        launcher: str | Pool = "local",
+        *,
+        steps: int = 5,
+        compile: bool = False,
+    ) -> Timeline:
         """The times of all tasks without communication: ranks run them side by side, and nobody waits.
         What the simulator knows of bodies comes from here; nothing is trained."""
         pool = pool_of(launcher, self.plan, {})
-        workers = PoolRun(self.plan, self.bodies, pool, rehearses=True)
+        workers = PoolRun(self.plan, self.bodies, pool, compile=compile, rehearses=True)
         with Run(self.plan, workers, ShapedPlans(self, 1)) as run:
             run.step(batch)
             recording = run.record(steps)

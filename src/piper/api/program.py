@@ -24,6 +24,9 @@ from piper.compiler.loss_warnings import warn_of_loss
 from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
+from piper.cost.estimate import NOMINAL
+from piper.cost.machine import Machine
+from piper.cost.machine_file import machine_of
 from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
 from piper.errors import PlanError, TraceError
@@ -174,10 +177,18 @@ class Program:
             return foreseen_in(self._foreseen_without_model(clip))
         return foreseen_in(foresee(self._scheduled, clip=clip))
 
-    def text_after(self, last: str, *, device: str = "cpu", clip: float | None = None) -> str:
+    def text_after(
+        self,
+        last: str,
+        *,
+        device: str = "cpu",
+        clip: float | None = None,
+        machine: Machine | str | None = None,
+    ) -> str:
         """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
         grouping, frozen = self.source.grouping(_SGD)
-        settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, None, "", None)
+        found = NOMINAL if machine is None else machine_of(machine)
+        settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, None, "", None, found)
         return text_after(self._scheduled, settings, last=last)
 
     def _foreseen_without_model(self, clip: float | None) -> Graph:
@@ -206,6 +217,7 @@ class Program:
         ema: float | None = None,
         precision: str | None = None,
         memory_limit: int | str | None = None,
+        machine: Machine | str | None = None,
         weights: Any = None,
         strict: bool = True,
     ) -> Job:
@@ -224,6 +236,8 @@ class Program:
         computation, with float32 masters that start from the model's own initial values; "fp32", or
         none, leaves the model as it is written.
         A plan that needs more than `memory_limit` ("80GiB") on some rank is refused.
+        Tasks are put in order by what they take on a `machine`: a Machine, the name of one ("h100") or a
+        file that `piper profile` wrote; without one, on a nominal one.
         `weights` are what training starts from, instead of initial values: a state_dict, the path of a
         safetensors or torch.save file, or a folder with weights of Hugging Face's or torch's distributed
         kind. Each rank reads what it holds. Names must be those of the model; with `strict=False` what
@@ -243,8 +257,9 @@ class Program:
             )
         limit = None if memory_limit is None else parse_size(memory_limit)
         dtype = _PRECISIONS[precision]
+        found = NOMINAL if machine is None else machine_of(machine)
         settings = Settings(
-            chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit
+            chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit, found
         )
         stored, memory = None, None
         if weights is not None:

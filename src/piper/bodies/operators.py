@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper.bodies.flops import operator_flops
 from piper.bodies.leaves import tensors_in
-from piper.cost.estimate import seconds
+from piper.cost.estimate import NOMINAL
 
 
 class RandomWatch(TorchDispatchMode):
@@ -40,7 +40,7 @@ class CostWatch(TorchDispatchMode):
         if made and not _is_view(func):  # fake tensors also ask for their devices
             flops = operator_flops(func.overloadpacket, args, kwargs, result)
             touched = [*tensors_in((args, kwargs)), *made]
-            self.seconds += seconds(flops, sum(map(_nbytes, touched)))
+            self.seconds += NOMINAL.roofline(flops, sum(map(_nbytes, touched)), "")
         return result
 
 

@@ -11,7 +11,7 @@ from piper.cli.machine_options import add_machine_arguments
 from piper.cli.user_file import STRATEGY_OPTIONS, add_strategy_arguments
 from piper.errors import FileError
 
-_QUESTIONS = ("at", "task", "path", "memory", "what_if", "step", "machine")
+_QUESTIONS = ("at", "task", "path", "memory", "what_if", "step")
 
 
 def add_parser(commands: Any) -> None:

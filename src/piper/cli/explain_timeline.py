@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from piper.cli.lowering_options import LOWERING_OPTIONS, lowered
-from piper.cli.machine_options import chosen_machine
+from piper.cli.machine_options import MACHINE_OPTIONS, chosen_machine
 from piper.cli.plan_file import read_plan
 from piper.cli.saved_file import check_same, plan_of
 from piper.cli.user_file import STRATEGY_OPTIONS, chosen_strategy, load_file, trace_file
@@ -70,7 +70,7 @@ def _plan(arguments: argparse.Namespace, timeline: Timeline) -> tuple[Plan, Lowe
     of, path = arguments.of, arguments.file
     if of is None or not of.endswith(".py"):
         for name in (*STRATEGY_OPTIONS, *LOWERING_OPTIONS):
-            if getattr(arguments, name) is not None:
+            if name not in MACHINE_OPTIONS and getattr(arguments, name) is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise FileError(f"{option} without FILE.py", legal=f"{path} FILE.py {option}")
         if of is None:

@@ -6,6 +6,7 @@ import argparse
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.machine_options import MACHINE_OPTIONS, given_machine
 from piper.plan.optimizers import KNOWN
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from piper.runtime.factory import Factory
 
 OPTIMIZERS = {name.lower(): name for name in KNOWN}
-LOWERING_OPTIONS = ("device", "precision", "clip", "optimizer", "lr", "seed", "weights")
+LOWERING_OPTIONS = (
+    "device", "precision", "clip", "optimizer", "lr", "seed", "weights", *MACHINE_OPTIONS
+)  # fmt: skip
 
 
 def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
@@ -51,6 +54,7 @@ def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> 
         seed=arguments.seed or 0,
         clip=arguments.clip,
         precision=arguments.precision,
+        machine=given_machine(arguments),
         weights=arguments.weights,
     )
     return job

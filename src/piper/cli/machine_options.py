@@ -1,4 +1,4 @@
-"""What simulate, profile and explain have in common: options that name a machine in, the Machine out."""
+"""Options that name a machine in, the Machine out: the one that a plan is made for and simulated on."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ if TYPE_CHECKING:
     from piper.cost.machine import Machine
 
 
+MACHINE_OPTIONS = ("machine", "network", "ranks_per_node")
+
+
 def add_machine_arguments(parser: Any) -> None:
     parser.add_argument(
         "--machine",
         metavar="NAME|FILE",
-        help="a100, h100, h200, b200, cpu, or what `piper profile --out` wrote (default: the plan's "
-        "device: cpu or h100)",
+        help="that tasks run on: a100, h100, h200, b200, cpu, or what `piper profile --out` wrote "
+        "(default: to be simulated cpu or h100, after the device; to order tasks a nominal one)",
     )
     parser.add_argument("--network", metavar="NAME", help="between nodes, such as infiniband-ndr")
     parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: 8")
+
+
+def given_machine(arguments: argparse.Namespace) -> Machine | None:
+    """That of the command line, if it says anything of one."""
+    if all(getattr(arguments, name, None) is None for name in MACHINE_OPTIONS):
+        return None
+    return chosen_machine(arguments, getattr(arguments, "device", None) or "cpu")
 
 
 def chosen_machine(arguments: argparse.Namespace, device: str) -> Machine:

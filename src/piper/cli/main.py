@@ -13,8 +13,8 @@ from piper.errors import PiperError, Source, is_users
 
 MISUSED = 2
 COMMANDS = (
-    "train", "plan", "check", "simulate", "verify", "checkpoint", "schedule", "explain", "diff",
-    "doctor",
+    "train", "plan", "check", "simulate", "profile", "verify", "checkpoint", "schedule", "explain",
+    "diff", "doctor",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.lowering_options import add_lowering_arguments, lowered
+from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import PiperError
 from piper.passes.lower import PASSES
@@ -27,6 +28,7 @@ def add_parser(commands: Any) -> None:
         help="save the plan with all that check, explain, diff and train need",
     )
     add_lowering_arguments(parser)
+    add_machine_arguments(parser.add_argument_group("machine"))
     parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
     parser.add_argument(
         "--dump-after",
@@ -42,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     module = load_file(arguments.file, "model", "batch", "step")
     program = trace_file(module, arguments)
     if arguments.dump_after:
-        print(program.text_after(arguments.dump_after), end="")
+        machine = given_machine(arguments)
+        print(program.text_after(arguments.dump_after, machine=machine), end="")
         return 0
     job = lowered(program, module, arguments)
     if arguments.out:

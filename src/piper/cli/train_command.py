@@ -9,7 +9,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.elastic_jobs import check_elastic, elastic_jobs
+from piper.cli.launch_options import LAUNCHERS, add_launch_arguments, launch_options
 from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments, lowered
+from piper.cli.machine_options import add_machine_arguments
 from piper.cli.torchrun_starts import TERMINATED, mistaken, start_until_done
 from piper.cli.user_file import STRATEGY_OPTIONS, add_program_arguments, load_file, trace_file
 from piper.errors import FileError, PiperError, RankLost
@@ -22,13 +24,6 @@ if TYPE_CHECKING:
 
 UNSAVED = 1
 INTERRUPTED = 130
-LAUNCHERS = {  # which options of the command line each launcher takes
-    "local": ("timeout", "ranks_per_gpu", "compile"),
-    "torchrun": ("timeout", "compile"),
-    "ray": ("timeout", "compile", "near", "spread", "address"),
-    "loopback": (),
-    "single": ("compile",),
-}
 
 
 def add_parser(commands: Any) -> None:
@@ -36,28 +31,10 @@ def add_parser(commands: Any) -> None:
     add_program_arguments(parser, more="; or PLAN.json, as written by piper plan --out")
     parser.add_argument("--steps", type=int, required=True, metavar="N")
     group = parser.add_argument_group("where")
-    group.add_argument(
-        "--launch",
-        choices=tuple(LAUNCHERS),
-        default="local",
-        help="a process per rank here (default), torchrun, Ray, or all ranks in this process",
-    )
+    add_launch_arguments(group, tuple(LAUNCHERS))
     group.add_argument(
         "--nproc", type=int, metavar="N", help="ranks; without a strategy, N data ranks"
     )
-    group.add_argument(
-        "--ranks-per-gpu", type=int, metavar="K", help="ranks that share each GPU, by MPS"
-    )
-    group.add_argument("--compile", action="store_true", default=None, help="Inductor bodies")
-    group.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds without progress that end the run"
-    )
-    group.add_argument(
-        "--address",
-        help="Ray: HOST:PORT of a cluster, or local (default: one that runs, else a new one here)",
-    )
-    group.add_argument("--near", metavar="AXIS", help="Ray: ranks along it on one machine")
-    group.add_argument("--spread", metavar="AXIS", help="Ray: ranks along it on many machines")
     group = add_lowering_arguments(parser)
     group.add_argument(
         "--data",
@@ -80,6 +57,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
     )
+    add_machine_arguments(parser.add_argument_group("machine"))
     group = parser.add_argument_group("timeline")
     group.add_argument(
         "--record", metavar="FILE", help="what every task took, as FILE.json or FILE.timeline"
@@ -298,21 +276,6 @@ def _check_ranks(arguments: argparse.Namespace, mesh: Mesh) -> None:
             f"--nproc {wanted}, but the strategy has {mesh.size} ranks ({mesh})",
             legal=f"--nproc {mesh.size}, or other degrees",
         )
-
-
-def launch_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the launcher is given; an option that it does not take is refused."""
-    every = {name for taken in LAUNCHERS.values() for name in taken}
-    given = {name: getattr(arguments, name) for name in sorted(every)}
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
-        if name not in LAUNCHERS[arguments.launch]:
-            legal = [launcher for launcher, taken in LAUNCHERS.items() if name in taken]
-            raise FileError(
-                f"--{name.replace('_', '-')} does not go with --launch {arguments.launch}",
-                legal=f"--launch {' or '.join(legal)}",
-            )
-    return given
 
 
 def _note(arguments: argparse.Namespace, text: str) -> None:

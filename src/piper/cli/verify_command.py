@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.lowering_options import add_weights_argument
+from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import FileError
 
@@ -37,6 +38,7 @@ def add_parser(commands: Any) -> None:
         "--adversary", action="store_true", help="loopback: delay streams, poison freed memory"
     )
     add_weights_argument(parser)
+    add_machine_arguments(parser.add_argument_group("machine"))
     parser.set_defaults(run=run)
 
 
@@ -54,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {"adversary": True} if arguments.adversary else {}
     optimizer = getattr(module, "optimizer", None) or ADAMW
     options |= {"weights": arguments.weights, "launch": arguments.launch}
+    options["machine"] = given_machine(arguments)
     verdict = verify(program, batches, optimizer, **options)
     if arguments.json:
         print(json.dumps(_facts(verdict)))

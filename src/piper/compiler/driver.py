@@ -17,6 +17,8 @@ from piper.compiler.fit import fit_types
 from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
+from piper.cost.estimate import NOMINAL
+from piper.cost.machine import Machine
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
 from piper.errors import Call, TraceError
@@ -72,6 +74,7 @@ class Settings:
     ema: float | None
     dtype: str
     memory_limit: int | None
+    machine: Machine = NOMINAL
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def _started(
         late=settings.late_clip,
         grouping=settings.grouping,
         trained=evaluated,
+        machine=settings.machine,
     )
     state.seconds["refine"] = time.perf_counter() - begin
     return source, state, inside

@@ -1,35 +1,80 @@
-"""Estimates: floating-point operations and bytes in, seconds out, for a nominal device and link."""
+"""Estimates: nodes of a physical graph and a machine in, the seconds that each takes alone out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from piper.cost.machine import Link, Machine
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
-from piper.ir.nodes import Chunk, Comm, Node
+from piper.ir.nodes import Comm, Node
+from piper.mesh import Group
 
-FLOPS_PER_SECOND = 200e12
-BYTES_PER_SECOND = 2e12
-LINK_BYTES_PER_SECOND = 50e9
-LAUNCH = 5e-6  # what the smallest piece of work costs
-LATENCY = 10e-6  # what the smallest message costs
+_LINK = Link(10e-6, 50e9, rounds=False)
+NOMINAL = Machine(  # where no machine is named
+    "nominal",
+    {"float32": 200e12},
+    2e12,
+    node=_LINK,
+    network=_LINK,
+    ranks_per_node=8,
+    launch=5e-6,
+    source="round figures of a device of the year 2020",
+)
+
+_TASKS = {"chunk": "run", "accumulate": "add"}  # nodes whose tasks have another name
 
 
-def estimate(graph: Graph, node: Node, flops: Mapping[str, float]) -> float:
-    """Seconds that a node takes alone. `flops` is per body."""
+class NodeSeconds:
+    """What nodes of a graph take on a machine; `flops` is per body."""
+
+    def __init__(
+        self, graph: Graph, flops: Mapping[str, float], machine: Machine = NOMINAL
+    ) -> None:
+        self.graph = graph
+        self.flops = flops
+        self.machine = machine
+        self._ranks: dict[Group, Sequence[int]] = {}
+
+    def __call__(self, node: Node) -> float:
+        values = self.graph.values
+        if isinstance(node, Comm):
+            kind = communication(node.comm)
+            if not kind.brings:
+                return 0.0  # the other end takes the time
+            found = self.machine.exchange_of(
+                kind,
+                self._members(node.group),
+                brought=sum(values[name].nbytes for name in node.inputs),
+                left=sum(values[name].nbytes for name in node.outputs),
+            )
+            return found.latency + found.seconds
+        nbytes = most = 0
+        dtype = ""  # that of the largest tensor
+        for name in (*node.inputs, *node.outputs):
+            type = values[name].type
+            nbytes += type.nbytes
+            if type.nbytes > most:
+                most, dtype = type.nbytes, type.dtype
+        body = getattr(node, "body", "")
+        flops = self.flops.get(body, 0.0)
+        return self.machine.work_seconds(
+            task_kind(node), body, flops=flops, nbytes=nbytes, dtype=dtype
+        )
+
+    def _members(self, group: Group) -> Sequence[int]:
+        """One of the groups of ranks that meet; they are alike but for where they lie."""
+        known = self._ranks.get(group)
+        if known is None:
+            mesh = self.graph.mesh
+            first = next(iter(mesh.ranks(group.slices[0])))
+            known = self._ranks[group] = group.ranks(mesh, first)
+        return known
+
+
+def task_kind(node: Node) -> str:
+    """The kind of the task that a node becomes."""
     if isinstance(node, Comm):
-        kind = communication(node.comm)
-        if not kind.brings:
-            return 0.0  # the other end takes the time
-        brought = sum(graph.values[name].nbytes for name in node.inputs)
-        left = sum(graph.values[name].nbytes for name in node.outputs)
-        carried = kind.carries(brought, left, node.group.size(graph.mesh))
-        return LATENCY + carried / LINK_BYTES_PER_SECOND
-    touched = sum(graph.values[name].nbytes for name in (*node.inputs, *node.outputs))
-    work = flops.get(node.body, 0.0) if isinstance(node, Chunk) else 0.0
-    return LAUNCH + seconds(work, touched)
-
-
-def seconds(flops: float, nbytes: float) -> float:
-    """What so much work takes while so many bytes are touched."""
-    return max(flops / FLOPS_PER_SECOND, nbytes / BYTES_PER_SECOND)
+        return node.comm
+    kind = str(node.__struct_config__.tag)
+    return _TASKS.get(kind, kind)

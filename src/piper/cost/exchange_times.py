@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -22,11 +22,11 @@ class ExchangeTime(msgspec.Struct, frozen=True):
 
 
 class LinkTimes(msgspec.Struct, frozen=True):
-    """`share` is what communication takes of a device from computation beside it, `issue` what the host
-    needs to start one."""
+    """`shares` are what kinds of communication take of a device from computation beside them, `issue`
+    what the host needs to start one."""
 
     exchanges: tuple[ExchangeTime, ...] = ()
-    share: float = 0.0
+    shares: dict[str, float] = {}
     issue: float = 0.0
 
 
@@ -52,9 +52,12 @@ def fitted(points: Sequence[tuple[float, float]]) -> Linear:
     return Linear(fixed, per_byte)
 
 
-def by_kind(found: Iterable[ExchangeTime]) -> dict[str, Linear]:
+def by_kind(found: Iterable[ExchangeTime], shares: Mapping[str, float]) -> dict[str, Linear]:
     """For a Machine's `kinds`: `all_reduce/4`."""
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for each in found:
         points[f"{each.kind}/{each.ranks}"].append((each.carried, each.seconds))
-    return {name: fitted(each) for name, each in points.items()}
+    return {
+        name: msgspec.structs.replace(fitted(each), share=shares.get(name.partition("/")[0], 0.0))
+        for name, each in points.items()
+    }

@@ -1,28 +1,44 @@
-"""Machine: what a device, its host and its links can do: what the simulator knows of hardware."""
+"""Machine: what a device, its host and its links can do: the one way from work to seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from piper.errors import FileError
+from piper.ir.communication import CommunicationKind
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a rank reaches others: seconds for the smallest exchange, bytes a second each way, and the
-    share of the device that moving takes away from computation."""
+    share of the device that moving takes away from computation. A collective has the latency of all
+    its `rounds`, or of one."""
 
     latency: float
     bandwidth: float
     share: float = 0.0
+    rounds: bool = True
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a communication takes: until the first byte is there, then of a link that it has alone; and
+    the share of the device while it goes on."""
+
+    latency: float
+    seconds: float = 0.0
+    share: float = 0.0
 
 
 class Linear(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Seconds of a kind of work: a fixed part, and one for each byte touched or moved."""
+    """Seconds of a kind of work: a fixed part, and one for each byte touched or moved. `share` is what
+    communication takes of the device meanwhile."""
 
     fixed: float = 0.0
     per_byte: float = 0.0
+    share: float = 0.0
 
     def __call__(self, nbytes: float) -> float:
         return self.fixed + self.per_byte * nbytes
@@ -65,10 +81,38 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def link(self, ranks: Sequence[int]) -> Link:
         """The slowest that a group of ranks goes through."""
+        if self.node is self.network:
+            return self.node
         nodes = {rank // self.ranks_per_node for rank in ranks}
         return self.node if len(nodes) == 1 else self.network
 
-    def compute_seconds(self, flops: float, nbytes: float, dtype: str) -> float:
-        """Of so much work, where nobody has measured it."""
+    def work_seconds(
+        self, kind: str, body: str, *, flops: float, nbytes: float, dtype: str
+    ) -> float:
+        """Of a task of a kind that calls a body, or none: as it was measured, else by its work."""
+        measured = self.bodies.get(body)
+        if measured is not None:
+            return measured
+        line = self.kinds.get(kind)
+        if line is not None:
+            return line(nbytes)
+        return self.launch + self.roofline(flops, nbytes, dtype)
+
+    def roofline(self, flops: float, nbytes: float, dtype: str) -> float:
+        """Of so much work, bound by its operations or by the bytes that it touches."""
         rate = self.flops.get(dtype) or self.flops.get("float32") or max(self.flops.values())
-        return self.launch + max(flops / rate, nbytes / self.bandwidth)
+        return max(flops / rate, nbytes / self.bandwidth)
+
+    def exchange_of(
+        self, kind: CommunicationKind, ranks: Sequence[int], *, brought: int, left: int
+    ) -> Exchange:
+        """Of a communication between ranks, from the bytes that one of them brings and is left."""
+        link, num = self.link(ranks), len(ranks)
+        carried = kind.carries(brought, left, num)
+        line = self.kinds.get(f"{kind.name}/{num}")
+        if line is not None and link is self.node:
+            if self.host_computes:  # it is at it from the first byte to the last
+                return Exchange(0.0, line(carried), line.share)
+            return Exchange(line.fixed, line.per_byte * carried, line.share)
+        rounds = kind.rounds(num) if link.rounds else 1
+        return Exchange(link.latency * rounds, carried / link.bandwidth, link.share)

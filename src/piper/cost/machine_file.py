@@ -37,9 +37,11 @@ def load_machine(path: str | os.PathLike[str]) -> Machine:
 
 
 def machine_of(
-    name: str, *, network: str | None = None, ranks_per_node: int | None = None
+    name: str | Machine, *, network: str | None = None, ranks_per_node: int | None = None
 ) -> Machine:
-    """A preset by its name, or a file by its path."""
+    """A preset by its name, or a file by its path; a Machine is its own."""
+    if isinstance(name, Machine):
+        return name
     if name.lower() not in MACHINES and (name.endswith(".json") or Path(name).exists()):
         found = load_machine(name)
         if network is not None or ranks_per_node is not None:

@@ -10,14 +10,14 @@ from statistics import median
 import msgspec
 
 from piper.check.parties import Party
-from piper.cost.machine import Machine
+from piper.cost.machine import Exchange, Machine
 from piper.errors import FileError, did_you_mean
 from piper.observe.timeline import Timeline
 from piper.plan.tasks import Comm, Run, Task
 from piper.plan.types import Plan
 from piper.sim.measured_costs import MeasuredCosts, replayed
 from piper.sim.simulate import simulate
-from piper.sim.task_costs import Exchange, MachineCosts, TaskCosts
+from piper.sim.task_costs import MachineCosts, TaskCosts
 
 Chosen = Callable[[Task], bool]
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from piper.cost.estimate import NOMINAL, NodeSeconds
+from piper.cost.machine import Machine
 from piper.errors import Call, OrderError, PiperError, PlanError, SplitError, did_you_mean
 from piper.ir.graph import Graph, Stream
 from piper.ir.order.ordering import resolve_orders
@@ -49,6 +51,7 @@ class Lowering:
     late: bool = False
     grouping: Grouping | None = None
     trained: Bucketed | None = None
+    machine: Machine = NOMINAL
 
     draft: Draft = field(init=False)
     divisor: Divisor = field(init=False)
@@ -135,7 +138,7 @@ def _order(state: Lowering) -> None:
 
 def _schedule(state: Lowering) -> None:
     try:
-        state.physical = schedule(state.graph, state.flops)
+        state.physical = schedule(state.graph, NodeSeconds(state.graph, state.flops, state.machine))
     except PlanError as error:
         raise _order_error(state, str(error)) from None
     crossed = crossed_messages(state.graph)

@@ -26,14 +26,14 @@ def with_links(machine: Machine, times: LinkTimes) -> Machine:
     far = [each for each in times.exchanges if each.across]
     changes: dict[str, object] = {
         "exchange": times.issue,
-        "kinds": {**machine.kinds, **by_kind(near)},
+        "kinds": {**machine.kinds, **by_kind(near, times.shares)},
     }
     for name, found in (("node", near), ("network", far)):
         messages = [(each.carried, each.seconds) for each in found if each.kind == "send"]
         if messages:
             line = fitted(messages)
             bandwidth = 1 / line.per_byte if line.per_byte else 1e15
-            changes[name] = Link(line.fixed, bandwidth, times.share)
+            changes[name] = Link(line.fixed, bandwidth, times.shares.get("send", 0.0))
     return msgspec.structs.replace(machine, **changes)
 
 

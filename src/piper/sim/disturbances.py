@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from piper.check.parties import Party
+from piper.cost.machine import Exchange
 from piper.plan.tasks import Calling, Comm, Task
-from piper.sim.task_costs import Exchange, TaskCosts
+from piper.sim.task_costs import TaskCosts
 
 
 @dataclass(frozen=True)

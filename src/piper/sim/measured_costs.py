@@ -8,7 +8,7 @@ from statistics import median, median_low
 from typing import Any
 
 from piper.check.parties import Party, compressed, expanded
-from piper.cost.machine import Link, Machine
+from piper.cost.machine import Exchange, Link, Machine
 from piper.errors import PlanError
 from piper.observe.flows import Place
 from piper.observe.meetings import Meetings
@@ -17,7 +17,7 @@ from piper.plan.held_by import held_by
 from piper.plan.tasks import Calling, Comm, Task
 from piper.plan.types import Plan, RankClass, class_of
 from piper.sim.simulate import in_order, simulate
-from piper.sim.task_costs import Exchange, TaskCosts, touched_bytes
+from piper.sim.task_costs import TaskCosts, touched_bytes
 
 _NOTHING = Link(0.0, 1e18)
 

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from piper.check.parties import Party
-from piper.cost.machine import Link, Machine
+from piper.cost.machine import Exchange, Machine
 from piper.plan.slots import Slot
 from piper.plan.tasks import Calling, Comm, Run, Task
 from piper.plan.types import Plan
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """What a communication takes: until the first byte is there, then of a link that it has alone; and
-    the share of the device while it goes on."""
-
-    latency: float
-    seconds: float = 0.0
-    share: float = 0.0
 
 
 class TaskCosts(Protocol):
@@ -49,43 +39,30 @@ class MachineCosts:
         return known
 
     def _seconds(self, party: Party, task: Task) -> float:
-        machine = self.machine
-        if isinstance(task, Calling):
-            measured = machine.bodies.get(task.body)
-            if measured is not None:
-                return measured
-        touched = touched_bytes(party, task)
-        linear = machine.kinds.get(task.kind)
-        if linear is not None:
-            return linear(touched)
-        flops = self.plan.body_flops.get(task.body, 0.0) if isinstance(task, Calling) else 0.0
-        return machine.compute_seconds(flops, touched, _dtype(party, task))
+        body = task.body if isinstance(task, Calling) else ""
+        return self.machine.work_seconds(
+            task.kind,
+            body,
+            flops=self.plan.body_flops.get(body, 0.0),
+            nbytes=touched_bytes(party, task),
+            dtype=_dtype(party, task),
+        )
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
-        link = self.machine.link(ranks)
-        key = id(task), link is self.machine.node
+        key = id(task), self.machine.link(ranks) is self.machine.node
         known = self._exchanged.get(key)
         if known is None:
-            known = self._exchanged[key] = self._exchange(party, task, ranks, link)
+            known = self.machine.exchange_of(
+                task.facts,
+                ranks,
+                brought=_nbytes(party, task.source),
+                left=_nbytes(party, task.target),
+            )
+            most = self.plan.streams[task.stream].max_sms
+            if most is not None and self.machine.sms:
+                known = replace(known, share=min(known.share, most / self.machine.sms))
+            self._exchanged[key] = known
         return known
-
-    def _exchange(self, party: Party, task: Comm, ranks: Sequence[int], link: Link) -> Exchange:
-        facts, machine = task.facts, self.machine
-        carried = facts.carries(
-            _nbytes(party, task.source), _nbytes(party, task.target), len(ranks)
-        )
-        share = self._share(task, link)
-        linear = machine.kinds.get(f"{task.comm}/{len(ranks)}")
-        if linear is not None and link is machine.node:
-            return Exchange(linear.fixed, linear.per_byte * carried, share)
-        latency = link.latency * facts.rounds(len(ranks))
-        return Exchange(latency, carried / link.bandwidth, share)
-
-    def _share(self, task: Comm, link: Link) -> float:
-        most = self.plan.streams[task.stream].max_sms
-        if most is None or not self.machine.sms:
-            return link.share
-        return min(link.share, most / self.machine.sms)
 
     def host(self, task: Task) -> float:
         return self.machine.exchange if isinstance(task, Comm) else self.machine.dispatch

@@ -11,6 +11,7 @@ import torch
 
 from piper.api.program import Program, trace
 from piper.api.run import Run
+from piper.cost.machine import Machine
 from piper.errors import PiperError, RunError
 from piper.frontend.capture.capture import Capture
 from piper.frontend.capture.lifted import LiftedStep
@@ -45,12 +46,13 @@ class Oracle:
         optimizer: Optimizer | Factory = ADAMW,
         *,
         weights: Any = None,
+        machine: Machine | str | None = None,
     ) -> None:
         dtype = narrowest(capture_of(program)) or torch.float64
         eps = torch.finfo(dtype).eps
         self.dtype = str(dtype).removeprefix("torch.")
         self.bounds = bounds_of(eps)
-        self.job = program.lower(optimizer=optimizer, weights=weights)
+        self.job = program.lower(optimizer=optimizer, weights=weights, machine=machine)
         self.batches = batches
         self.reference = train_one_device(self.job, batches)
         _check_finite(self.reference.losses)
@@ -106,15 +108,17 @@ def verify(
     optimizer: Optimizer | Factory = ADAMW,
     *,
     weights: Any = None,
+    machine: Machine | str | None = None,
     launch: str = "loopback",
     **options: Any,
 ) -> Verdict:
     """Train a program in float64, and its module on one device, with a step a batch, and compare.
 
-    Both start from `weights`, as `lower` takes them, or from the same initial values."""
+    Both start from `weights`, or from the same initial values; these and `machine` are as `lower` takes
+    them."""
 
     def measured(program: Program) -> Measured:
-        oracle = Oracle(program, batches, optimizer, weights=weights)
+        oracle = Oracle(program, batches, optimizer, weights=weights, machine=machine)
         with oracle.job.launch(launch, **options) as run:
             return Measured(oracle.errors_of(run), oracle)
 

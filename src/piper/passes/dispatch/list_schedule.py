@@ -10,9 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 
-from piper.cost.estimate import estimate
+from piper.cost.estimate import NodeSeconds
 from piper.errors import PlanError
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
@@ -23,9 +22,9 @@ from piper.mesh import Slice
 _Rank = tuple[int, int, int]
 
 
-def schedule(graph: Graph, flops: Mapping[str, float]) -> Graph:
+def schedule(graph: Graph, seconds: NodeSeconds) -> Graph:
     """The same graph with its nodes in the order in which they are to be dispatched."""
-    return _Simulation(graph, flops).run()
+    return _Simulation(graph, seconds).run()
 
 
 def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
@@ -47,10 +46,10 @@ def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
 class _Simulation:
     """Queues that start their nodes as soon as inputs and queue allow it, in the order of time."""
 
-    def __init__(self, graph: Graph, flops: Mapping[str, float]) -> None:
+    def __init__(self, graph: Graph, seconds: NodeSeconds) -> None:
         self.graph = graph
         self.nodes = graph.nodes
-        self.flops = flops
+        self.seconds = seconds
         self.following = data_successors(graph)
         self.ordered = edge_successors(edge for edge in graph.edges if not edge.issued)
         self.issuing = edge_successors(edge for edge in graph.edges if edge.issued)
@@ -126,7 +125,7 @@ class _Simulation:
 
     def _start(self, name: str, now: float) -> None:
         node = self.nodes[name]
-        end = now + estimate(self.graph, node, self.flops)
+        end = now + self.seconds(node)
         self.free_at[self.queue_of[name]] = end
         following, ordered = self.following[name], self.ordered.get(name, ())
         if _is_send(node):

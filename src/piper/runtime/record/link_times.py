@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,12 @@ from piper.runtime.transport.distributed import all_gather_single, reduce_scatte
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 ROUNDS = 7
-BUSY = 0.02  # seconds of computation that communication is put beside
+BESIDE = 1 << 20  # bytes of communication that is put beside computation
+BESIDES = 8  # of them, one after the other
+SLICES = 20
+SLICE = {"cpu": 192, "cuda": 2048}  # rows of the matrices whose products are computed beside it
+LONGEST = 3  # times what it takes alone, that communication may take beside computation
+MOST = 0.95  # of a device, that communication may take
 
 
 def measure_links(device: torch.device) -> LinkTimes:
@@ -41,8 +47,10 @@ def measure_links(device: torch.device) -> LinkTimes:
             facts = communication(kind)
             brought, left = _sizes(kind, nbytes, num)
             carried = facts.carries(brought, left, num)
-            found.append(ExchangeTime(kind, num, bool(far), carried, _timed(call, device)))
-    return LinkTimes(_slowest(found), _share(device), _issue(device))
+            seconds = _timed(partial(call, False), device)
+            found.append(ExchangeTime(kind, num, bool(far), carried, seconds))
+    slowest, issue = _slowest(found), _issue(device)
+    return LinkTimes(slowest, _shares(num, device, issue), issue)
 
 
 def _sizes(kind: str, nbytes: int, num: int) -> tuple[int, int]:
@@ -53,16 +61,17 @@ def _sizes(kind: str, nbytes: int, num: int) -> tuple[int, int]:
     )
 
 
-def _collectives(nbytes: int, num: int, device: torch.device) -> dict[str, Callable[[], Any]]:
+def _collectives(nbytes: int, num: int, device: torch.device) -> dict[str, Callable[[bool], Any]]:
+    """Each starts one, and with True leaves it under way."""
     size = nbytes // 4 // num * num
     whole = torch.zeros(size, device=device)
     other = torch.zeros(size, device=device)
     part = torch.zeros(size // num, device=device)
     return {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: reduce_scatter_single(part, whole),
-        "all_gather": lambda: all_gather_single(whole, part),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "all_reduce": lambda beside: dist.all_reduce(whole, async_op=beside),
+        "reduce_scatter": lambda beside: reduce_scatter_single(part, whole, async_op=beside),
+        "all_gather": lambda beside: all_gather_single(whole, part, async_op=beside),
+        "all_to_all": lambda beside: dist.all_to_all_single(other, whole, async_op=beside),
     }
 
 
@@ -124,48 +133,59 @@ def _issue(device: torch.device) -> float:
     return median(times)
 
 
-def _share(device: torch.device) -> float:
-    """How much slower computation is beside communication that goes on all the time."""
-    a = torch.randn(256, 256, device=device)
-    large = torch.zeros(4 << 20, device=device)
+def _shares(num: int, device: torch.device, issue: float) -> dict[str, float]:
+    """What each kind takes of the device from computation that goes on beside it: the seconds that it
+    costs there, of those that it takes alone."""
+    compute = _slice(device)
+    shares = {}
+    for kind, call in _collectives(BESIDE, num, device).items():
+        alone = _timed(partial(call, False), device)
+        cost = _cost_beside(partial(call, True), compute, device, issue, LONGEST * alone)
+        shares[kind] = cost / alone
+    every: list[Any] = [None] * num
+    dist.all_gather_object(every, list(shares.values()))
+    means = [sum(column) / num for column in zip(*every, strict=True)]
+    kept = {kind: min(max(mean, 0.0), MOST) for kind, mean in zip(shares, means, strict=True)}
+    return kept | {"send": kept["all_to_all"] / 2}  # which sends and receives
 
-    def compute(times: int) -> Tensor:
-        found = a
-        for _ in range(times):
-            found = a @ a
-        return found
 
-    compute(10)
-    _settle(device)
-    begin = perf_counter()
-    compute(100)
-    _settle(device)
-    times = max(int(100 * BUSY / (perf_counter() - begin)), 1)
-    shares = []
+def _slice(device: torch.device) -> Callable[[], Tensor]:
+    a = torch.randn(SLICE[device.type], SLICE[device.type], device=device)
+    return lambda: a @ a
+
+
+def _cost_beside(
+    call: Callable[[], Any],
+    compute: Callable[[], Tensor],
+    device: torch.device,
+    issue: float,
+    longest: float,
+) -> float:
+    """Seconds that computation loses to one communication. Gloo does not say when a reduce_scatter is
+    over: it is not awaited for `longest`."""
+    times = []
     for _ in range(ROUNDS):
-        alone = _computing(compute, times, device)
+        alone = _sliced(compute, SLICES, device) / SLICES
+        most = max(int(longest / alone), 1)
         dist.barrier()
-        works = [dist.all_reduce(large, async_op=True) for _ in range(8)]
-        beside = _computing(compute, times, device)
-        for work in works:
+        begin, slices = perf_counter(), 0
+        for _ in range(BESIDES):
+            work, last = call(), slices + most
+            while slices < last and not work.is_completed():
+                compute()
+                slices += 1
             work.wait()
         _settle(device)
-        shares.append(1 - alone / beside)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, median(shares))
-    return min(max(median(found), 0.0), 0.9)
+        times.append((perf_counter() - begin - slices * alone) / BESIDES - issue)
+    return median(times)
 
 
-def _computing(compute: Callable[[int], Tensor], times: int, device: torch.device) -> float:
+def _sliced(compute: Callable[[], Tensor], times: int, device: torch.device) -> float:
+    _settle(device)
     begin = perf_counter()
-    if device.type == "cuda":
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        compute(times)
-        after.record()
-        after.synchronize()
-        return before.elapsed_time(after) / 1e3
-    compute(times)
+    for _ in range(times):
+        compute()
+    _settle(device)
     return perf_counter() - begin
 
 

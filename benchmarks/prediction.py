@@ -1,0 +1,191 @@
+"""Predicted against measured: what `piper simulate` says of a step after calibration, and what it takes.
+
+On CPUs two pinned ranks train ten strategies of one dense model, and a model with experts. Links are
+measured once; in every round each strategy's tasks run once without communication, which is what the
+simulator learns of bodies, and then some steps in earnest. With `--gpu` four NCCL ranks share one card,
+with the dense model of 1.1 billion parameters. Prints a table and how well the ranking is predicted;
+with `--write` also into docs/prediction.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import shared_gpu
+import torch
+from host_cost import RANKS, SIZES, SMALL, pin, traced
+from torch_variants import num_stages
+from transformer import make_batch
+
+import piper
+from piper.api.job import Job
+from piper.sim.calibration import with_links
+from piper.sim.simulate import simulate
+from piper.strategies import parallel
+from piper.training.profile import base_machine, calibrated, profile
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))
+moe_lm: Any = importlib.import_module("moe_lm")
+DOCS = ROOT / "docs" / "prediction.md"
+PIPELINES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev")
+Case = tuple[Callable[[], Job], Any]  # a job and its batch
+
+
+def cpu_cases(options: Any) -> dict[str, Case]:
+    """The ten of one model, then the one with experts."""
+    sizes = SMALL if options.small else SIZES
+    batch = make_batch(sizes)
+
+    def dense(name: str) -> Job:
+        if name in PIPELINES:
+            stages = (
+                num_stages(name, RANKS)
+                if name in ("interleaved_1f1b", "zbv", "dualpipev")
+                else RANKS
+            )
+            strategy = parallel(pp=RANKS, schedule=name, microbatches=sizes.microbatches)
+        else:
+            stages = sizes.layers
+            strategy = parallel(
+                dp=RANKS, zero=int(name[-1]), microbatches=sizes.microbatches // RANKS
+            )
+        return traced(sizes, stages).apply(strategy).lower(optimizer=piper.adamw(lr=1e-4))
+
+    def experts() -> Job:
+        program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
+        strategy = parallel(dp=RANKS, ep=RANKS, zero=1, microbatches=4)
+        return program.apply(strategy).lower(optimizer=moe_lm.optimizer, clip=1.0)
+
+    names = (*PIPELINES, *(f"ZeRO-{level}" for level in range(4)))
+    found: dict[str, Case] = {name: (lambda name=name: dense(name), batch) for name in names}
+    return found | {EXPERTS: (experts, moe_lm.batch())}
+
+
+EXPERTS = "experts over 2 ranks, ZeRO-1"
+
+
+def gpu_cases(options: Any) -> dict[str, Case]:
+    sizes = shared_gpu.SMALL if options.small else shared_gpu.LARGE
+    given = argparse.Namespace(sizes=sizes, device="cpu" if options.small else "cuda")
+    batch = make_batch(sizes)
+    names = ("1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev")
+    found: dict[str, Case] = {
+        name: (lambda name=name: shared_gpu.lower(name, given), batch) for name in names
+    }
+
+    def both(zero: int) -> Job:
+        strategy = parallel(pp=2, dp=2, zero=zero, schedule="1f1b", microbatches=4)
+        program = shared_gpu.traced(sizes, 2).apply(strategy)
+        fused = {} if options.small else {"fused": True}
+        return program.lower(optimizer=piper.adamw(lr=1e-4, **fused), device=given.device)
+
+    return found | {f"pp 2, dp 2, ZeRO-{z}": (lambda z=z: both(z), batch) for z in (1, 3)}
+
+
+def measure(case: Case, pool: piper.LocalPool, machine: Any, options: Any) -> dict[str, Any]:
+    make, batch = case
+    job = make()
+    rounds = []
+    for _ in range(options.rounds):
+        known = calibrated(job, batch, pool, steps=options.steps, machine=machine)
+        rounds.append(profile(job, batch, launch=pool, steps=options.steps, machine=known))
+    bodies = {
+        body: statistics.median(each.machine.bodies[body] for each in rounds)
+        for body in rounds[0].machine.bodies
+    }
+    # One prediction from all rounds, beside those of single ones.
+    known = msgspec.structs.replace(rounds[-1].machine, bodies=bodies)
+    return {
+        "predicted": simulate(job.plan, known, steps=2).step_seconds[-1],
+        "measured": statistics.median(s for r in rounds for s in r.measured.step_seconds),
+        "errors": sorted(each.error for each in rounds),
+        "furthest": rounds[-1].kinds[0],
+    }
+
+
+def ranks_of(values: list[float]) -> list[int]:
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    return [order.index(i) for i in range(len(values))]
+
+
+def rank_correlation(found: list[dict[str, Any]]) -> float:
+    """Spearman's: 1 if the strategies are in the right order."""
+    predicted, measured = (ranks_of([each[k] for each in found]) for k in ("predicted", "measured"))
+    num = len(found)
+    apart = sum((a - b) ** 2 for a, b in zip(predicted, measured, strict=True))
+    return 1 - 6 * apart / (num * (num * num - 1))
+
+
+HEAD = (
+    "| strategy | measured | predicted | error | of single rounds | furthest apart: kind, predicted, "
+    "measured |\n|---|---|---|---|---|---|"
+)
+
+
+def row(name: str, found: dict[str, Any]) -> str:
+    error = found["predicted"] / found["measured"] - 1
+    far = found["furthest"]
+    return (
+        f"| {name} | {found['measured'] * 1e3:.1f} ms | {found['predicted'] * 1e3:.1f} ms "
+        f"| {error:+.1%} | {found['errors'][0]:+.1%} to {found['errors'][-1]:+.1%} "
+        f"| {far.kind}, {far.predicted * 1e3:.1f}, {far.measured * 1e3:.1f} ms |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpu", action="store_true", help="four NCCL ranks on one card")
+    parser.add_argument("--small", action="store_true", help="tiny models, on CPUs")
+    parser.add_argument("--only", nargs="*", help="these strategies")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="also into docs/prediction.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cases = (gpu_cases if options.gpu else cpu_cases)(options)
+    device = "cuda" if options.gpu and not options.small else "cpu"
+    num = shared_gpu.RANKS if options.gpu else RANKS
+    shared = {"ranks_per_gpu": num} if device == "cuda" else {}
+    lines, found = [HEAD], {}
+    print(HEAD)
+    with piper.LocalPool(num, device=device, **shared) as pool:
+        if device == "cpu":
+            pin(pool)
+        machine = with_links(base_machine(device), pool.call("links", [None] * num)[0])
+        for name, case in cases.items():
+            if options.only and name not in options.only:
+                continue
+            found[name] = measure(case, pool, machine, options)
+            lines.append(row(name, found[name]))
+            print(lines[-1], flush=True)
+    ranked = [each for name, each in found.items() if name != EXPERTS]
+    if len(ranked) > 2:
+        lines += [
+            "",
+            f"Rank correlation of {len(ranked)} strategies: {rank_correlation(ranked):.2f}.",
+        ]
+        print(lines[-1])
+    if options.write:
+        where = "four ranks on one GPU" if options.gpu else "two pinned CPU ranks"
+        write(where[0].upper() + where[1:], lines)
+
+
+def write(title: str, lines: list[str]) -> None:
+    """Replaces the section of that title, or adds it."""
+    section = f"## {title}\n\nWith torch {torch.__version__}.\n\n" + "\n".join(lines) + "\n"
+    text = DOCS.read_text()
+    found = re.search(rf"## {re.escape(title)}\n.*?(?=\n## |\Z)", text, re.DOTALL)
+    DOCS.write_text(text.replace(found[0], section) if found else f"{text.rstrip()}\n\n{section}")
+
+
+if __name__ == "__main__":
+    main()

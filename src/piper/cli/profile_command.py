@@ -1,0 +1,121 @@
+"""`piper profile`: measure a machine and some steps on it, and hold them to what is predicted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from piper.cli.launch_options import add_launch_arguments, launch_options
+from piper.cli.lowering_options import add_lowering_arguments, lowered
+from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.errors import FileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from piper.training.profile import Profile
+
+LAUNCHERS = ("local", "ray", "loopback", "single")
+_SHOWN = 12
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "profile",
+        help="measure a machine, and predicted against measured steps",
+        description="Calibrate links and bodies, train some steps on one batch, and compare.",
+    )
+    add_program_arguments(parser)
+    add_launch_arguments(parser.add_argument_group("where"), LAUNCHERS)
+    add_lowering_arguments(parser)
+    group = parser.add_argument_group("profile")
+    group.add_argument("--steps", type=int, default=8, metavar="N", help="measured (default: 8)")
+    group.add_argument(
+        "--machine", metavar="NAME|FILE", help="predict by this one instead of calibrating"
+    )
+    group.add_argument(
+        "--out", metavar="FILE.json", help="keep the machine, for `--machine` of other commands"
+    )
+    group.add_argument("--record", metavar="FILE", help="write the measured timeline")
+    group.add_argument("--predicted", metavar="FILE", help="write the predicted timeline")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from piper.cli.timeline_output import check_ending, write_timeline
+    from piper.cost.machine_file import machine_of, save_machine
+    from piper.runtime.launch.parent_process import cool_down, warm_up
+    from piper.training.profile import profile
+
+    files = {arguments.record: "measured", arguments.predicted: "predicted"}
+    for path in filter(None, files):
+        check_ending(path)
+    if arguments.steps < 1:
+        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+    if arguments.out and not arguments.out.endswith(".json"):
+        raise FileError(f"--out {arguments.out}", legal="--out FILE.json")
+    options = launch_options(arguments)
+    machine = machine_of(arguments.machine) if arguments.machine else None
+    if arguments.launch == "local":
+        warm_up()
+    try:
+        module = load_file(arguments.file, "model", "batch", "step")
+        job = lowered(trace_file(module, arguments), module, arguments)
+        found = profile(
+            job,
+            module.batch(),
+            launch=arguments.launch,
+            steps=arguments.steps,
+            machine=machine,
+            **options,
+        )
+    finally:
+        cool_down()
+    if arguments.out:
+        save_machine(found.machine, arguments.out)
+    for path, name in files.items():
+        if path:
+            write_timeline(getattr(found, name), path)
+    if arguments.json:
+        print(json.dumps(facts(found)))
+        return 0
+    print("\n".join(lines(found)))
+    for path in filter(None, (arguments.out, *files)):
+        print(f"wrote {path}")
+    return 0
+
+
+def lines(found: Profile) -> Iterator[str]:
+    from piper.insight.step_text import show_seconds
+
+    measured, predicted = found.measured_seconds, found.predicted_seconds
+    yield (
+        f"step: {show_seconds(measured)} measured, {show_seconds(predicted)} predicted "
+        f"({found.error:+.1%}); clocks of ranks agree within {show_seconds(found.measured.clock_error)}"
+    )
+    yield f"  {'kind':<16}{'tasks':>7}{'predicted':>12}{'measured':>12}{'apart':>12}  likely reason"
+    for each in found.kinds[:_SHOWN]:
+        times = (each.predicted, each.measured, each.apart)
+        shown = "".join(f"{show_seconds(time):>12}" for time in times)
+        yield f"  {each.kind:<16}{each.tasks or '':>7}{shown}  {each.reason}".rstrip()
+    if len(found.kinds) > _SHOWN:
+        yield f"  and {len(found.kinds) - _SHOWN} more kinds (--json has all)"
+    for suspect in found.suspects:
+        yield f"  {suspect}"
+
+
+def facts(found: Profile) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "plan": found.measured.plan,
+        "measured_seconds": found.measured_seconds,
+        "predicted_seconds": found.predicted_seconds,
+        "error": found.error,
+        "step_seconds": found.measured.step_seconds,
+        "clock_error": found.measured.clock_error,
+        "kinds": [{**msgspec.to_builtins(k), "apart": k.apart} for k in found.kinds],
+        "suspects": msgspec.to_builtins(found.suspects),
+        "machine": found.machine.name,
+    }

@@ -1,0 +1,157 @@
+"""Measured costs: a machine decides the order of tasks, the table of auto, and where stages begin."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import piper
+from piper import where
+from piper.api.program import Program
+from piper.cli.main import main
+from piper.cost.estimate import NOMINAL, NodeSeconds
+from piper.cost.machine import Linear, Link, Machine
+from piper.cost.machine_file import save_machine
+from piper.cost.presets import machine
+from piper.errors import FileError
+from piper.ir.nodes import Chunk, Comm
+from piper.plan.tasks import Run
+from piper.plan.types import Plan
+from piper.sim.simulate import simulate
+from piper.strategies import parallel
+
+WIDTH = 8192  # so that the nominal machine, too, takes computation for longer than messages
+
+
+class Layers(nn.Module):
+    def __init__(self, num: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(num))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+@functools.cache
+def traced(num: int) -> Program:
+    return piper.trace(lambda: Layers(num), torch.randn(16, WIDTH), lambda model, x: model(x))
+
+
+def in_a_circle(s: piper.Schedule) -> None:
+    """Two stages a rank, in the order that list scheduling chooses."""
+    mesh = s.mesh(pp=2)
+    s.cut("PP", 4)
+    for stage in range(4):
+        s.place(where(PP=stage), mesh.at(pp=stage % 2))
+    s.split(where(), "MB", 8)
+
+
+def bodies_of(plan: Plan, phase: str, stage: int) -> set[str]:
+    tasks = [task for found in plan.classes for task in found.tasks if isinstance(task, Run)]
+    return {t.body for t in tasks if t.phase == phase and ("PP", stage) in t.tags}
+
+
+def with_slow_backward(plan: Plan) -> Machine:
+    """A machine on which the backward of the middle stages was measured to be slow."""
+    slow = bodies_of(plan, "B", 2)
+    return msgspec.structs.replace(
+        machine("h100"), bodies={b: 0.02 if b in slow else 0.001 for b in plan.bodies}
+    )
+
+
+# The order of tasks
+
+
+def test_tasks_are_ordered_by_what_they_take_on_a_machine() -> None:
+    program = traced(4).apply(in_a_circle)
+    nominal = program.lower().plan
+    measured = with_slow_backward(nominal)
+    plan = program.lower(machine=measured).plan
+    before, after = (simulate(found, measured).step_seconds[0] for found in (nominal, plan))
+    assert after < 0.75 * before
+    assert sorted(t.name for c in plan.classes for t in c.tasks) == sorted(
+        t.name for c in nominal.classes for t in c.tasks
+    )
+    assert program.lower(machine=NOMINAL).plan.to_json() == nominal.to_json()
+
+
+def test_a_machine_is_given_by_name_by_file_or_as_it_is(tmp_path: Path) -> None:
+    program = traced(4).apply(in_a_circle)
+    measured = with_slow_backward(program.lower().plan)
+    path = tmp_path / "mine.json"
+    save_machine(measured, path)
+    by_file, as_it_is = program.lower(machine=str(path)), program.lower(machine=measured)
+    assert by_file.plan.to_json() == as_it_is.plan.to_json()
+    assert program.lower(machine="H100").plan.mesh.size == 2
+    with pytest.raises(FileError, match="did you mean 'h100'"):
+        program.lower(machine="h10")
+
+
+def test_a_node_takes_what_its_body_or_kind_or_link_was_measured_to() -> None:
+    job = traced(4).apply(parallel(pp=2, dp=4, microbatches=4)).lower()
+    graph, flops = job.graph, job.plan.body_flops
+    chunk = next(node for node in graph.nodes.values() if isinstance(node, Chunk))
+    fast, slow = Link(1e-6, 100e9), Link(5e-6, 10e9)
+    found = Machine("mine", {"float32": 1e12}, 1e12, fast, slow, ranks_per_node=4, launch=1e-6)
+    work = flops[chunk.body] / 1e12
+    touched = sum(graph.values[name].nbytes for name in (*chunk.inputs, *chunk.outputs))
+    assert NodeSeconds(graph, flops, found)(chunk) == 1e-6 + max(work, touched / 1e12)
+    line = msgspec.structs.replace(found, kinds={"run": Linear(3e-3, 1e-9)})
+    assert NodeSeconds(graph, flops, line)(chunk) == 3e-3 + 1e-9 * touched
+    measured = msgspec.structs.replace(line, bodies={chunk.body: 0.25})
+    assert NodeSeconds(graph, flops, measured)(chunk) == 0.25
+
+    comms = [node for node in graph.nodes.values() if isinstance(node, Comm)]
+    send = next(node for node in comms if node.comm == "send")  # from rank 0 to rank 4
+    reduce = next(
+        node for node in comms if node.comm == "all_reduce" and len(node.group.slices) == 1
+    )
+    nbytes = {node.name: graph.values[node.inputs[0]].nbytes for node in (send, reduce)}
+    seconds = NodeSeconds(graph, flops, found)
+    assert seconds(send) == 5e-6 + nbytes[send.name] / 10e9
+    assert seconds(reduce) == pytest.approx(6 * 1e-6 + 1.5 * nbytes[reduce.name] / 100e9)
+    lines = msgspec.structs.replace(found, kinds={"all_reduce/4": Linear(7e-6, 1e-10)})
+    seconds = NodeSeconds(graph, flops, lines)
+    assert seconds(reduce) == pytest.approx(7e-6 + 1e-10 * 1.5 * nbytes[reduce.name])
+
+
+FILE = """
+import torch
+from tests.null.test_measured_costs import WIDTH, Layers, in_a_circle as strategy
+
+def model(): return Layers(4)
+def batch(): return torch.randn(16, WIDTH)
+def step(model, x): return model(x)
+def optimizer(params): return torch.optim.SGD(params, lr=0.1)
+"""
+
+
+def test_commands_that_lower_take_a_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = traced(4).apply(in_a_circle)
+    measured = with_slow_backward(program.lower().plan)
+    mine, file = tmp_path / "mine.json", tmp_path / "file.py"
+    save_machine(measured, mine)
+    file.write_text(FILE)
+    step_seconds = []
+    for options in ([], ["--machine", str(mine)]):
+        plan = tmp_path / "plan.json"
+        assert main(["plan", str(file), "--out", str(plan), *options]) == 0
+        capsys.readouterr()
+        assert main(["simulate", str(plan), "--machine", str(mine), "--steps", "1", "--json"]) == 0
+        step_seconds += json.loads(capsys.readouterr().out)["step_seconds"]
+    assert step_seconds[1] < 0.75 * step_seconds[0]
+    arguments = ["simulate", str(file), "--machine", str(mine), "--steps", "1", "--json"]
+    assert main(arguments) == 0  # lowers for the machine, too
+    assert json.loads(capsys.readouterr().out)["step_seconds"] == step_seconds[1:]
+    assert main(["train", str(plan), "--steps", "1", "--data", str(file), "--machine", "cpu"]) == 2
+    assert "--machine does not go with a saved plan" in capsys.readouterr().err
