@@ -23,6 +23,10 @@ def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") ->
         "file",
         help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)" + more,
     )
+    add_strategy_arguments(parser)
+
+
+def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "strategy", "default: the file's strategy(s), else one device"
     )
