@@ -14,7 +14,7 @@ from piper.observe.timeline import Timeline, Track
 from piper.plan.held_by import held_by
 from piper.plan.report.task_labels import ClassLabels
 from piper.plan.tasks import Comm, Task
-from piper.plan.types import Plan
+from piper.plan.types import Plan, hash_of
 from piper.sim.disturbances import Disturbance, disturbed
 from piper.sim.engine import ALONE, Engine, Meeting, Row, Work
 from piper.sim.task_costs import Exchange, MachineCosts, TaskCosts
@@ -106,13 +106,15 @@ class Simulation:
             ends = [max(end, default=begin) for end, begin in zip(times.end, begins, strict=True)]
             bounds.append((min(begins), max(ends)))
             begins = [end + self.machine.between for end in ends]
+        plan_json = world.plan.to_json()
         return Timeline(
             "simulated",
             tracks,
             bounds,
             tuple(map(str, world.plan.history)),
-            world.plan.content_hash(),
+            hash_of(plan_json),
             host_computes=self.machine.host_computes,
+            plan_json=plan_json,
         )
 
     def _track(self, party: Party) -> Track:
@@ -134,7 +136,7 @@ class _Class:
         self.work = Work(
             names=[task.name for task in tasks],
             host=[costs.host(task) for task in tasks],
-            needs=_held(party) if machine.host_computes else _in_order(tasks),
+            needs=_held(party) if machine.host_computes else in_order(tasks),
             blocks=[task.blocks for task in tasks],
         )
         self.comms = [
@@ -168,7 +170,7 @@ def _held(party: Party) -> list[tuple[int, ...]]:
     return [tuple(i for i in found if talks[i]) for found in holders]
 
 
-def _in_order(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
+def in_order(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
     """The task before it on its stream, and what it waits for."""
     last: dict[int, int] = defaultdict(lambda: -1)
     found = []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from piper.observe.timeline import Label, Timeline, Track
 from piper.plan.report.task_labels import ClassLabels
 from piper.plan.report.track_memory import fill_memory
-from piper.plan.types import Plan
+from piper.plan.types import Plan, hash_of
 from piper.runtime.record.recorder import RankTimes
 
 NANOSECOND = 1e-9
@@ -31,14 +31,16 @@ def measured_timeline(plan: Plan, ranks: Sequence[RankTimes]) -> Timeline:
     for found in plan.classes:
         for number in plan.mesh.ranks(found.slice):
             fill_memory(plan, found, tracks[number])
+    plan_json = plan.to_json()
     return Timeline(
         "measured",
         tracks,
         [_bounds(tracks, step) for step in range(steps)],
         tuple(map(str, plan.history)),
-        plan.content_hash(),
+        hash_of(plan_json),
         NANOSECOND * sum(sorted(rank.error for rank in ranks)[-2:]),
         host_computes=plan.device == "cpu",
+        plan_json=plan_json,
     )
 
 
