@@ -22,6 +22,7 @@ from piper.compiler.driver import (
 )
 from piper.compiler.loss_warnings import warn_of_loss
 from piper.compiler.no_collections import no_collections
+from piper.compiler.precisions import dtype_of
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.cost.estimate import NOMINAL
@@ -54,7 +55,6 @@ Strategy = Callable[[Schedule], None]
 _WITH_MODEL = "piper.load_program(path, make_model, example_batch, step)"
 MEANS = ("microbatch", "batch")  # what a mean loss is the mean of
 _SGD = Optimizer("SGD", {"lr": 0.1})
-_PRECISIONS = {None: "", "fp32": "", "bf16": "bfloat16"}  # what a model computes in
 
 
 def trace(
@@ -251,12 +251,8 @@ class Program:
             raise PlanError(f"ema={ema!r}", legal="what a step keeps of averages, such as 0.999")
         chosen = _SGD if optimizer is None else optimizer
         grouping, frozen = self.source.grouping(chosen)
-        if precision not in _PRECISIONS:
-            raise PlanError(
-                f"precision={precision!r}", legal='"bf16", or "fp32" or None as written'
-            )
         limit = None if memory_limit is None else parse_size(memory_limit)
-        dtype = _PRECISIONS[precision]
+        dtype = dtype_of(precision)
         found = NOMINAL if machine is None else machine_of(machine)
         settings = Settings(
             chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit, found

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from piper.cli.machine_options import given_machine
 from piper.errors import FileError, did_you_mean
 from piper.files import module_of
 
@@ -131,7 +132,8 @@ def chosen_strategy(
             print(f"note: these options replace strategy(s) of {arguments.file}", file=sys.stderr)
         if "schedule" in degrees:
             degrees["schedule"] = schedule_function(degrees["schedule"])
-        return parallel(**degrees)
+        precision = getattr(arguments, "precision", None)
+        return parallel(**degrees, machine=given_machine(arguments), precision=precision)
     own = getattr(module, "strategy", None)
     if own is not None and not callable(own):
         raise FileError(
