@@ -15,7 +15,6 @@ from itertools import pairwise
 from piper.errors import PlanError
 
 ALONE = -1  # not a meeting
-FLOWS = 1  # of an event: a meeting's bytes begin to flow; else a task begins
 LEAST = 0.02  # of a device, that computation gets whatever communication takes
 
 
@@ -69,12 +68,15 @@ class Times:
     end: list[list[float]]
 
 
+_Going = tuple[float, float, float, float]  # until when, seconds left, at which rate, since when
+
+
 class Engine:
     """One step; `run` may be called again, for the next one.
 
     With `host_computes` a row's host is at one task at a time, and goes on beside communication only.
     Tasks of all rows are numbered one after the other, and meetings behind them: each is a job. An event
-    is a time, a job and its `version`, or the number of what begins, below 0.
+    is a time and a job that ends then, unless its rate has changed; below 0, one that begins.
     """
 
     def __init__(self, rows: list[Row], meetings: list[Meeting], *, host_computes: bool) -> None:
@@ -110,14 +112,12 @@ class Engine:
         self.missing = self.needed[:]
         self.start, self.end = [0.0] * total, [-1.0] * total
         self.issued = [-1.0] * total  # not yet
-        self.left = self.seconds[:]
-        jobs = len(self.left)
-        self.rate, self.since, self.version = [0.0] * jobs, [0.0] * jobs, [0] * jobs
+        self.going: dict[int, _Going] = {}
         self.arrived = [0] * len(self.meetings)
         self.active: list[list[int]] = [[] for _ in range(rows)]  # tasks that compute
         self.talks: list[list[int]] = [[] for _ in range(rows)]  # meetings under way
         self.taken = [0.0] * rows  # share of the device
-        self.heap: list[tuple[float, int, int]] = []
+        self.heap: list[tuple[float, int]] = []
         self.at = self.base[:rows]  # where each host is, if it computes
         self.waiting = [False] * rows
         for row, begin in enumerate(begins):
@@ -139,17 +139,19 @@ class Engine:
         return f"{self.rows[row].work.names[task - self.base[row]]} on {self.rows[row].name}"
 
     def _events(self) -> None:
-        heap, version, total = self.heap, self.version, self.total
+        heap, going, total = self.heap, self.going, self.total
         begin = self._posted if self.host_computes else self._begin
         computed, met, flows = self._computed, self._met, self._flows
         while heap:
-            now, job, number = heappop(heap)
+            now, job = heappop(heap)
             if job < 0:
-                if number:
-                    flows(-job - 1, now)
+                job = ~job
+                if job < total:
+                    begin(job, now)
                 else:
-                    begin(-job - 1, now)
-            elif version[job] == number:
+                    flows(job - total, now)
+            elif job in going and going[job][0] == now:
+                del going[job]
                 if job < total:
                     computed(job, now)
                 else:
@@ -165,7 +167,7 @@ class Engine:
             now += host[dispatched]
             issued[dispatched] = now
             if not missing[dispatched]:
-                heappush(self.heap, (now, -dispatched - 1, 0))
+                heappush(self.heap, (now, ~dispatched))
             if blocks[dispatched]:
                 return
 
@@ -178,7 +180,7 @@ class Engine:
             if not missing[later]:
                 at = issued[later]
                 if at > now:
-                    heappush(self.heap, (at, -later - 1, 0))
+                    heappush(self.heap, (at, ~later))
                 elif at >= 0:
                     self._begin(later, now)
         if self.blocks[task]:
@@ -197,7 +199,7 @@ class Engine:
             self.issued[task] = now
             self._begin(task, now)
         else:
-            heappush(self.heap, (now + self.host[task], -task - 1, 0))
+            heappush(self.heap, (now + self.host[task], ~task))
 
     def _posted(self, task: int, now: float) -> None:
         """The host has started a communication."""
@@ -235,7 +237,7 @@ class Engine:
             self._take(row, meeting.share, now)
         if self.arrived[number] == len(meeting.members):
             if meeting.latency:
-                heappush(self.heap, (now + meeting.latency, -number - 1, FLOWS))
+                heappush(self.heap, (now + meeting.latency, ~(self.total + number)))
             else:
                 self._flows(number, now)
 
@@ -263,8 +265,7 @@ class Engine:
         free = 1.0 - taken if taken else 1.0
         rate = (free if free > LEAST else LEAST) / len(active)
         for task in active:
-            if self.rate[task] != rate:
-                self._set(task, rate, now)
+            self._set(task, rate, now)
 
     def _flows(self, number: int, now: float) -> None:
         """The bytes of a meeting begin to flow."""
@@ -309,18 +310,19 @@ class Engine:
         """Give a meeting under way its present rate: that of the busiest row that it goes through."""
         talks = self.talks
         rate = 1.0 / max([len(talks[row]) for row in self.through[number]])
-        if self.rate[self.total + number] != rate:
-            self._set(self.total + number, rate, now)
+        self._set(self.total + number, rate, now)
 
     def _set(self, job: int, rate: float, now: float) -> None:
         """From now on a job goes on at a rate."""
-        version = self.version[job] + 1
-        left = self.left[job]
-        if version > 1:
-            left -= self.rate[job] * (now - self.since[job])
+        known = self.going.get(job)
+        if known is None:
+            left = self.seconds[job]
+        else:
+            _, left, before, since = known
+            if before == rate:
+                return
+            left -= before * (now - since)
             left = left if left > 0.0 else 0.0
-            self.left[job] = left
-        self.rate[job] = rate
-        self.since[job] = now
-        self.version[job] = version
-        heappush(self.heap, (now + left / rate, job, version))
+        end = now + left / rate
+        self.going[job] = end, left, rate, now
+        heappush(self.heap, (end, job))
