@@ -7,6 +7,11 @@ import torch
 from piper.errors import PlanError
 
 
+def own_device() -> str:
+    """The kind of device that this machine computes on."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def check_device(device: str) -> None:
     """Raise unless bodies for this kind of device can be traced here.
 

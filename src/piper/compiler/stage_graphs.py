@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from piper.bodies.device import own_device
 from piper.compiler.source import Cuts, Source
 from piper.errors import Call, CutError
-from piper.frontend.cut.stage_choice import StageCut, choose_stages
+from piper.frontend.cut.stage_choice import StageCut, choose_stages, measured_costs
 from piper.ir.graph import Graph
 from piper.ir.well_formed import verify
+from piper.runtime.launch.torchrun import under_torchrun
 
 
 class Stages:
@@ -18,18 +20,32 @@ class Stages:
         self.source = source
         self.cut = cut
 
+    def measured(self, num: int, *, rows: int | None, call: Call) -> dict[str, float]:
+        """What modules take on this machine's device, by path, on batches of `rows` samples."""
+        if under_torchrun():
+            raise CutError(
+                "each rank would measure other costs, and cut the model elsewhere",
+                call=call,
+                legal="the costs of one measurement, as program.history_as_code() prints them",
+            )
+        capture = self._source(call).captured(rows or self._source(call).batch_size)
+        return measured_costs(capture, num, device=own_device())
+
     def __call__(
         self, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call
     ) -> Graph:
+        source = self._source(call)
+        capture = source.captured(source.batch_size)
+        self.cut = choose_stages(capture, tag, num, costs=costs, call=call)
+        graph = source.graph(Cuts(stages=self.cut))
+        verify(graph)
+        return graph
+
+    def _source(self, call: Call) -> Source:
         if self.source is None:
             raise CutError(
                 "the program was read from a file, without its model",
                 call=call,
                 legal="piper.load_program(path, make_model, example_batch, step)",
             )
-        rows = self.source.batch_size
-        capture = self.source.captured(rows)
-        self.cut = choose_stages(capture, tag, num, costs=costs, call=call)
-        graph = self.source.graph(Cuts(stages=self.cut))
-        verify(graph)
-        return graph
+        return self.source

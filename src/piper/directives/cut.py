@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
-from piper.errors import Call, CutError
+from piper.errors import CutError
 from piper.ir.directive import Directive, Site
 from piper.ir.graph import Graph
 
@@ -19,7 +19,9 @@ class Cut(Directive, frozen=True):
 
     A stage begins where a module begins. Costs of forward and backward are estimated from flops and
     bytes; `costs={"layers.0": 0.002, ...}` gives measured ones instead, in seconds by module path (code
-    outside of those modules then costs nothing). Inner tags stay: experts nest in their stage.
+    outside of those modules then costs nothing). `costs="measure"` measures them: modules run alone on
+    this machine's device, with `rows` samples or the whole example batch. The history keeps what was
+    measured. Inner tags stay: experts nest in their stage.
 
     Requires:
         1. No node has the tag.
@@ -51,24 +53,26 @@ class Cut(Directive, frozen=True):
 
     tag: str
     num: int
-    costs: Mapping[str, float] | None = None
+    costs: Mapping[str, float] | Literal["measure"] | None = None
+    rows: int | None = None
     recuts: ClassVar[bool] = True
 
-    def rewrite(self, graph: Graph, site: Site) -> Graph:
-        self._check(graph, site.call)
-        early = [r.call for r in site.before if r.directive.kind not in _MAY_PRECEDE]
-        if early:
-            raise CutError(
-                f"{early[0]} comes before it",
-                call=site.call,
-                requirement=3,
-                legal="cut right after mesh and stream, before what selects its stages",
-            )
+    def settled(self, graph: Graph, site: Site) -> Cut:
+        if self.costs != "measure":
+            return self
+        self._check(graph, site)
         assert site.stages is not None, "only a program can be cut"
+        costs = site.stages.measured(self.num, rows=self.rows, call=site.call)
+        return msgspec.structs.replace(self, costs=costs, rows=None)
+
+    def rewrite(self, graph: Graph, site: Site) -> Graph:
+        self._check(graph, site)
+        assert site.stages is not None and not isinstance(self.costs, str)
         cut = site.stages(self.tag, self.num, costs=self.costs, call=site.call)
         return msgspec.structs.replace(cut, mesh=graph.mesh, streams=graph.streams)
 
-    def _check(self, graph: Graph, call: Call) -> None:
+    def _check(self, graph: Graph, site: Site) -> None:
+        call = site.call
         if self.tag in graph.tag_values or self.tag in ("phase", "comm"):
             count = len(graph.tag_values.get(self.tag, ()))
             raise CutError(
@@ -84,4 +88,23 @@ class Cut(Directive, frozen=True):
                 call=call,
                 requirement=2,
                 legal="at least 1 stage",
+            )
+        early = [r.call for r in site.before if r.directive.kind not in _MAY_PRECEDE]
+        if early:
+            raise CutError(
+                f"{early[0]} comes before it",
+                call=call,
+                requirement=3,
+                legal="cut right after mesh and stream, before what selects its stages",
+            )
+        if isinstance(self.costs, str) and self.costs != "measure":
+            raise CutError(
+                f"costs={self.costs!r}",
+                call=call,
+                legal='"measure", or seconds by module path: {"layers.0": 0.002, ...}',
+            )
+        positive = isinstance(self.rows, int) and self.rows > 0
+        if self.rows is not None and (self.costs != "measure" or not positive):
+            raise CutError(
+                f"rows={self.rows}", call=call, legal='rows of at least 1 with costs="measure"'
             )

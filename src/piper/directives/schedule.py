@@ -105,6 +105,7 @@ class Schedule:
         if isinstance(directive, Directive):
             directive = directive.typed()
         site = Site(call, len(self.history), tuple(self.history), self._stages)
+        directive = directive.settled(self.graph, site)
         graph = directive.rewrite(self.graph, site)
         if isinstance(directive, Directive) and (wrong := directive.mistyped()):
             field, why = wrong

@@ -26,6 +26,8 @@ class Stages(Protocol):
         self, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call
     ) -> Graph: ...
 
+    def measured(self, num: int, *, rows: int | None, call: Call) -> dict[str, float]: ...
+
 
 @dataclass(frozen=True)
 class Site:
@@ -48,6 +50,11 @@ class AnyDirective:
     def kind(self) -> str:
         """The name by which users call it, and files know it."""
         raise NotImplementedError
+
+    def settled(self, graph: Graph, site: Site) -> AnyDirective:
+        """The same with what it asks to be found out, as the history keeps it: to be applied again
+        without another look."""
+        return self
 
     def rewrite(self, graph: Graph, site: Site) -> Graph:
         """The graph after this directive; raises if a requirement is not met."""

@@ -14,6 +14,7 @@ from piper.errors import Call, CutError, did_you_mean
 from piper.frontend.capture.capture import Capture
 from piper.frontend.cut.node_costs import node_costs
 from piper.frontend.cut.regions import free_code, is_code, own_tags
+from piper.frontend.cut.unit_times import unit_times
 from piper.frontend.cut.units import Unit, Units, crossing_bytes, inseparable
 
 _ALIKE = 0.9  # modules of at least this share of the costliest one are opened with it
@@ -52,11 +53,9 @@ def choose_stages(
     Costs are estimated, or given in seconds by module path; then other code costs nothing. Modules
     are opened as far as that helps, equal ones together.
     """
-    free = free_code(capture)
     numbers = numbered(capture.graph)
-    nodes = [node for node in numbers if is_code(node) and node not in free]
-    estimated = node_costs(capture)
-    per_node = [estimated[node] for node in nodes]
+    nodes = _cuttable(capture)
+    per_node = _estimated(capture, nodes)
     units = Units(nodes)
     if costs is not None:
         per_node = _given(per_node, units, costs, capture, call)
@@ -74,6 +73,37 @@ def choose_stages(
     )
 
 
+def measured_costs(capture: Capture, num: int, *, device: str) -> dict[str, float]:
+    """Seconds by module path, as `choose_stages` takes them: of modules as small as cuts into `num`
+    stages need, measured here."""
+    nodes = _cuttable(capture)
+    estimated = _estimated(capture, nodes)
+    units = Units(nodes)
+    leaves = units.leaves()
+    per_node = [0.0] * len(nodes)
+    times = unit_times(capture, nodes, leaves, estimated, device=device)
+    for unit, seconds in zip(leaves, times, strict=True):
+        _share_out(seconds, range(unit.start, unit.stop), estimated, per_node)
+    fixed = inseparable(nodes, capture) | _inside_regions(nodes, capture)
+    *_, (level, _) = _levels(units, per_node, num, fixed, crossing_bytes(nodes))
+    costs: dict[str, float] = {}
+    for unit in sorted(level, key=lambda unit: unit.path.count(".")):
+        outer = [path for path in costs if f"{unit.path}.".startswith(f"{path}.")]
+        path = outer[0] if outer else unit.path  # a module that is opened in one of its calls only
+        costs[path] = costs.get(path, 0.0) + sum(per_node[unit.start : unit.stop])
+    return {path: float(f"{seconds:.3g}") for path, seconds in costs.items() if path}
+
+
+def _cuttable(capture: Capture) -> list[fx.Node]:
+    free = free_code(capture)
+    return [node for node in numbered(capture.graph) if is_code(node) and node not in free]
+
+
+def _estimated(capture: Capture, nodes: Sequence[fx.Node]) -> list[float]:
+    estimated = node_costs(capture)
+    return [estimated[node] for node in nodes]
+
+
 def _best(
     units: Units,
     per_node: Sequence[float],
@@ -85,7 +115,7 @@ def _best(
     best: list[int] = []
     bound = float("inf")
     count = 1
-    for starts in _levels(units, per_node, num, fixed, crossing):
+    for _, starts in _levels(units, per_node, num, fixed, crossing):
         count = len(starts)
         if count >= num:
             sums = _sums(per_node, starts)
@@ -101,8 +131,9 @@ def _levels(
     num: int,
     fixed: set[int],
     crossing: Sequence[int] | None,
-) -> Iterator[list[int]]:
-    """Ever finer starts: of the modules that can be opened the costliest are, until there are enough.
+) -> Iterator[tuple[list[Unit], list[int]]]:
+    """Ever finer units, and where stages may start: of the modules that can be opened the costliest are,
+    until there are enough.
 
     No cut inside a module may send more bytes than those around it do: a layer is not cut where its
     hidden activations are wide.
@@ -110,7 +141,7 @@ def _levels(
     level = [(units.whole, float("inf"))]  # with the most bytes that a cut inside may send
     while True:
         starts = [0, *(unit.start for unit, _ in level[1:] if unit.start not in fixed)]
-        yield starts
+        yield [unit for unit, _ in level], starts
         inner = {unit: units.open(unit) for unit, _ in level}
         cost = {unit: sum(per_node[unit.start : unit.stop]) for unit, _ in level if inner[unit]}
         if not cost or len(starts) >= _ENOUGH * num:
@@ -173,8 +204,13 @@ def _given(
                 call=call,
                 legal="paths of modules, as model.named_modules() has them",
             )
-        total = sum(estimated[i] for i in positions)
-        for i in positions:
-            share = estimated[i] / total if total else 1 / len(positions)
-            found[i] = costs[path] * share
+        _share_out(costs[path], positions, estimated, found)
     return found
+
+
+def _share_out(
+    seconds: float, positions: Sequence[int], estimated: Sequence[float], found: list[float]
+) -> None:
+    total = sum(estimated[i] for i in positions)
+    for i in positions:
+        found[i] = seconds * (estimated[i] / total if total else 1 / len(positions))

@@ -35,6 +35,17 @@ class Units:
     def whole(self) -> Unit:
         return Unit("", 0, len(self.levels), 0)
 
+    def leaves(self) -> list[Unit]:
+        """The smallest units, which together are all of it."""
+        opened, found = [self.whole], []
+        while opened:
+            unit = opened.pop()
+            inner = self.open(unit)
+            opened += reversed(inner)
+            if not inner:
+                found.append(unit)
+        return found
+
     def open(self, unit: Unit) -> list[Unit]:
         """The calls inside a unit, which together are all of it; none if it calls no module.
 
