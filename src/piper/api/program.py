@@ -22,7 +22,6 @@ from piper.compiler.driver import (
     text_after,
 )
 from piper.compiler.loss_warnings import warn_of_loss
-from piper.compiler.no_collections import no_collections
 from piper.compiler.precisions import dtype_of
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
@@ -43,6 +42,7 @@ from piper.ir.graph import Graph
 from piper.ir.history import History, Record
 from piper.ir.tensor_type import Shapes
 from piper.ir.well_formed import verify
+from piper.no_collections import no_collections
 from piper.observe.timeline import Timeline
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes

@@ -14,7 +14,6 @@ from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.check import Report, check_plan
 from piper.compiler.fit import fit_types
-from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
 from piper.cost.estimate import NOMINAL
@@ -32,6 +31,7 @@ from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.mesh import Mesh
+from piper.no_collections import no_collections
 from piper.observe.timeline import Timeline
 from piper.passes.dispatch.expected_times import expected_timeline
 from piper.passes.foresight import foreseen_bodies

@@ -51,8 +51,8 @@ class RankRow(msgspec.Struct, frozen=True):
 
 
 class TimelineDiff(msgspec.Struct, frozen=True):
-    """The largest differences first. `by_task` matches spans by name in one plan; `by_body` by phase or
-    kind, and tags without the microbatch, in two."""
+    """The largest differences first. `by_task` matches spans by name where both are of one plan;
+    `by_body` by phase or kind, and tags without the microbatch, where they are of two."""
 
     seconds: tuple[float, float]
     same_plan: bool
@@ -69,7 +69,7 @@ def timeline_diff(a: Timeline, b: Timeline) -> TimelineDiff:
         if not timeline.steps or timeline.unit != "s":
             raise FileError("a timeline without measured or simulated steps has nothing to compare")
     spans = list(_spans(a)), list(_spans(b))
-    same = bool(a.plan) and a.plan == b.plan
+    same = (a.directives, _names(a)) == (b.directives, _names(b))
     return TimelineDiff(
         (_step(a), _step(b)),
         same,
@@ -79,6 +79,15 @@ def timeline_diff(a: Timeline, b: Timeline) -> TimelineDiff:
         () if same else _rows(spans, _body),
         tuple(_ranks(a, b)),
     )
+
+
+def _names(timeline: Timeline) -> dict[int, list[str]]:
+    """The tasks of every rank: a plan that was made again, from another line, has the same."""
+    found = {}
+    for track in timeline.tracks:
+        names = [label.name for label in track.labels]
+        found.update(dict.fromkeys(track.ranks, names))
+    return found
 
 
 def _step(timeline: Timeline) -> float:

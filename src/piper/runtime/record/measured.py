@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from piper.observe.timeline import Label, Timeline, Track
-from piper.plan.report.task_labels import labels_of
+from piper.plan.report.task_labels import ClassLabels
 from piper.plan.report.track_memory import fill_memory
 from piper.plan.types import Plan, hash_of
 from piper.runtime.record.recorder import RankTimes
@@ -20,13 +20,11 @@ def measured_timeline(plan: Plan, ranks: Sequence[RankTimes]) -> Timeline:
     begin = min(
         (min(column) for rank in ranks for column in _columns(rank)[:2] if column), default=0
     )
-    shared: dict[tuple[Label, ...], tuple[Label, ...]] = {}
     tracks = []
     for found in plan.classes:
+        labels = ClassLabels(plan, found)
         for number in plan.mesh.ranks(found.slice):
-            labels = labels_of(plan, found, rank=number)
-            labels = shared.setdefault(labels, labels)
-            tracks.append(_track(number, labels, ranks[number], begin, steps))
+            tracks.append(_track(number, labels.of_rank(number), ranks[number], begin, steps))
     tracks.sort(key=lambda track: track.ranks)
     if plan.device == "cpu":
         _end_sends(tracks)
