@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from piper.compiler.no_collections import no_collections
+from piper.no_collections import no_collections
 
 if TYPE_CHECKING:
     from piper import schedules, strategies

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -88,9 +87,11 @@ class Mesh(msgspec.Struct, frozen=True):
 
     def ranks(self, at: Slice) -> Iterator[int]:
         fixed = dict(at.fixed)
-        choices = [[fixed[a]] if a in fixed else range(n) for a, n in self.axes]
-        for combination in itertools.product(*choices):
-            yield self.rank(dict(zip(self.names, combination, strict=True)))
+        found = [0]
+        for axis, size in self.axes:
+            choices = (fixed[axis],) if axis in fixed else range(size)
+            found = [rank * size + index for rank in found for index in choices]
+        return iter(found)
 
     def free(self, at: Slice) -> tuple[str, ...]:
         """The axes that a slice leaves open, in mesh order."""

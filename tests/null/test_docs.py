@@ -95,7 +95,7 @@ def test_a_change_of_a_rewrite_shows(generate: ModuleType, monkeypatch: pytest.M
 
 def test_every_method_of_schedule_is_a_directive_with_all_sections(generate: ModuleType) -> None:
     public = {n for n, f in vars(Schedule).items() if inspect.isfunction(f) and n[0] != "_"}
-    assert set(generate.directives()) == public - {"apply", "finish"}
+    assert set(generate.directives()) == public - {"apply", "finish", "stage_costs"}
     for name in generate.directives():
         for part in generate.parts_of(name):
             assert part.summary and set(part.sections) == set(generate.SECTIONS), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from piper.errors import FileError
 from piper.ir.nodes import Chunk, Comm
 from piper.plan.tasks import Run
 from piper.plan.types import Plan
+from piper.schedules import Costs, Table, replay
 from piper.sim.simulate import simulate
 from piper.strategies import parallel
 
@@ -155,3 +157,101 @@ def test_commands_that_lower_take_a_machine(
     assert json.loads(capsys.readouterr().out)["step_seconds"] == step_seconds[1:]
     assert main(["train", str(plan), "--steps", "1", "--data", str(file), "--machine", "cpu"]) == 2
     assert "--machine does not go with a saved plan" in capsys.readouterr().err
+
+
+# The table of auto
+
+PP, MICROBATCHES = 4, 8
+
+
+def auto(found: Machine | None) -> Program:
+    """Four equal stages under the table that the search finds."""
+    return traced(PP).apply(
+        parallel(pp=PP, microbatches=MICROBATCHES, schedule="auto", machine=found)
+    )
+
+
+def table_of(program: Program) -> Table:
+    return program.history[-1].directive.groups
+
+
+def far_apart(plan: Plan) -> Machine:
+    """A machine with slow messages, and a first stage that takes longer than the others."""
+    seconds = {"F": 0.001, "BI": 0.001, "BW": 0.0005}
+    bodies = {
+        body: seconds[phase] * (1.5 if stage == 0 else 1)
+        for stage in reversed(range(PP))
+        for phase in seconds
+        for body in bodies_of(plan, phase, stage)
+    }
+    nothing = {kind: Linear() for kind in ("add", "update")}
+    return msgspec.structs.replace(
+        machine("cpu"), bodies=bodies, kinds=nothing, node=Link(2e-3, 1e15), exchange=0.0
+    )
+
+
+def test_auto_goes_by_what_stages_take_on_a_machine() -> None:
+    nominal = auto(None)
+    measured = far_apart(nominal.lower().plan)
+    program = auto(measured)
+    job = program.lower(machine=measured)
+    assert "schedule auto for cpu along pp" in job.summary()
+    assert "schedule auto along pp" in nominal.lower().summary()
+    found: list[Costs] = []
+    program.apply(lambda s: found.append(s.stage_costs(measured)))
+    (costs,) = found
+    assert costs.BI == (0.0, 0.001, 0.001, 0.001)  # no gradient of the batch
+    assert costs.F[3] == 0.001 and costs.BW[1:] == (0.0005, 0.0005, 0.0005)
+    assert costs.BW[0] == 0.00075
+    assert costs.comm == 0.002
+    # What the search was given makes its table shorter than the one for equal stages.
+    spans = [replay(table_of(each), costs).span for each in (nominal, program)]
+    assert spans[1] < 0.9 * spans[0]
+
+
+def test_the_table_of_auto_is_kept_in_the_history() -> None:
+    program = auto(machine("h100"))
+    names: dict[str, Any] = {}
+    exec(program.history_as_code(), names)
+    again = traced(PP).apply(names["strategy"])
+    assert table_of(again) == table_of(program)
+    assert table_of(again).name == "auto for H100"
+
+
+# What list scheduling expects
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [{"pp": 2, "microbatches": 4}, {"pp": 4, "microbatches": 8, "schedule": "zb_h1"}, {"dp": 2}],
+    ids=str,
+)
+def test_list_scheduling_expects_what_the_simulator_gives(degrees: dict[str, Any]) -> None:
+    program = traced(4).apply(parallel(**degrees))
+    near = Link(10e-6, 300e9)  # which takes nothing from computation, as list scheduling has it
+    found = msgspec.structs.replace(
+        machine("h100"), dispatch=0.0, exchange=0.0, node=near, network=near
+    )
+    expected, plan = program.expected(machine=found), program.lower(machine=found).plan
+    simulated = simulate(plan, found)
+    assert expected.directives == simulated.directives
+    assert expected.num_spans == simulated.num_spans
+    for mine, theirs in zip(expected.tracks, simulated.tracks, strict=True):
+        assert mine.ranks == theirs.ranks
+        spans = {span.label.name: span for span in theirs}
+        for span in mine:
+            other = spans[span.label.name]
+            assert msgspec.structs.replace(other.label, meeting=span.label.meeting) == span.label
+            if span.label.kind in ("run", "add", "send", "recv"):
+                assert span.end == pytest.approx(other.end, rel=1e-12)
+    # Not equal: the sum of the loss, which comes last in the plan, and updates, whose parameters a node
+    # has before and after, but a task in one place.
+    assert expected.step_seconds[0] == pytest.approx(simulated.step_seconds[0], rel=0.05)
+
+
+def test_a_slow_body_is_expected_to_be_slow() -> None:
+    program = traced(4).apply(in_a_circle)
+    measured = with_slow_backward(program.lower().plan)
+    spans = [span for track in program.expected(machine=measured).tracks for span in track]
+    slow = [span.seconds for span in spans if span.label.name.startswith("B[PP=2")]
+    assert slow == pytest.approx([0.02] * 8)

@@ -9,7 +9,7 @@ import pytest
 from piper.check.parties import compressed
 from piper.check.peak import peak_of
 from piper.observe.timeline import Track
-from piper.plan.report.task_labels import labels_of
+from piper.plan.report.task_labels import ClassLabels
 from piper.plan.report.track_memory import fill_memory
 from piper.plan.tasks import Comm, Run
 from piper.plan.types import Plan, RankClass, bind
@@ -24,7 +24,7 @@ CELLS = [
 
 def _one_after_another(found: RankClass, plan: Plan, steps: int = 2) -> Track:
     """As if every task took as long as its number."""
-    track = Track("class", (0,), labels_of(plan, found))
+    track = Track("class", (0,), ClassLabels(plan, found).of_class)
     time = 1.0
     for _ in range(steps):
         track.begins.append(len(track))
@@ -43,7 +43,7 @@ def _without_nothing(held: dict[str, int]) -> dict[str, int]:
 def test_labels_say_what_tasks_are(cell: Cell) -> None:
     plan = cell.job().plan
     for found in plan.classes:
-        for task, label in zip(found.tasks, labels_of(plan, found), strict=True):
+        for task, label in zip(found.tasks, ClassLabels(plan, found).of_class, strict=True):
             assert (label.name, label.kind, label.tags) == (task.name, task.kind, task.tags)
             assert label.stream == plan.streams[task.stream].name
             assert label.origin == task.origin
@@ -59,16 +59,29 @@ def test_all_members_of_a_meeting_and_no_others_have_its_name(cell: Cell) -> Non
     met: Counter[tuple[str, tuple[int, ...]]] = Counter()
     names: dict[str, tuple[int, ...]] = {}
     for found in plan.classes:
+        labels = ClassLabels(plan, found)
         for rank in plan.mesh.ranks(found.slice):
             groups = bind(plan, rank).groups
-            labels = labels_of(plan, found, rank=rank)
-            for task, label in zip(found.tasks, labels, strict=True):
+            for task, label in zip(found.tasks, labels.of_rank(rank), strict=True):
                 if isinstance(task, Comm):
                     members = groups[task.group]
                     met[label.meeting, members] += 1
                     assert names.setdefault(label.meeting, members) == members
     assert met
     assert all(count == len(members) for (_, members), count in met.items())
+
+
+def test_ranks_of_a_class_share_what_they_do_not_meet_in() -> None:
+    plan = CELLS[0].job().plan
+    found = plan.classes[0]
+    labels = ClassLabels(plan, found)
+    first, second = list(plan.mesh.ranks(found.slice))[:2]
+    groups = bind(plan, first).groups
+    pairs = zip(labels.of_rank(first), labels.of_rank(second), strict=True)
+    for task, (one, other) in zip(found.tasks, pairs, strict=True):
+        # Who meet in one group have one label; two groups have two.
+        meets = isinstance(task, Comm) and second not in groups[task.group]
+        assert (one is other) == (not meets)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)

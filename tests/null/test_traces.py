@@ -15,7 +15,7 @@ from piper.observe.timeline import Label, Timeline, Track
 from piper.observe.traces import protobuf
 from piper.observe.traces.chrome_trace import to_chrome
 from piper.observe.traces.perfetto_trace import to_perfetto
-from piper.plan.report.task_labels import labels_of
+from piper.plan.report.task_labels import ClassLabels
 from piper.plan.types import Plan
 from piper.schedules import replay, schedule
 from piper.schedules.table_timeline import table_timeline
@@ -204,7 +204,8 @@ def _tasks_in_turn(plan: Plan, *, by_rank: bool) -> Timeline:
     for found in plan.classes:
         ranks = tuple(plan.mesh.ranks(found.slice))
         for members in [(rank,) for rank in ranks] if by_rank else [ranks]:
-            labels = labels_of(plan, found, rank=members[0] if by_rank else None)
+            known = ClassLabels(plan, found)
+            labels = known.of_rank(members[0]) if by_rank else known.of_class
             track = Track(str(members), members, labels, begins=[0])
             for index in range(len(labels)):
                 track.add(index, index, index, index + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -76,7 +77,9 @@ def _check(timeline: Timeline, steps: int) -> None:
     assert any("replicate" in line for line in timeline.directives)
 
 
-def test_the_command_line_writes_a_file_on_processes_and_under_torchrun(tmp_path: Path) -> None:
+def test_the_command_line_writes_a_file_on_processes_and_under_torchrun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["train", FILE, "--dp", "2", "--microbatches", "2", "--steps", "4"]
     recorded = ["--record-steps", "2:4", "--record"]
     local, other = str(tmp_path / "local.json"), str(tmp_path / "other.timeline")
@@ -85,3 +88,13 @@ def test_the_command_line_writes_a_file_on_processes_and_under_torchrun(tmp_path
     for path in (local, other):
         _check(load_timeline(path), 2)
     assert load_timeline(local).tracks[0].labels == load_timeline(other).tracks[0].labels
+    capsys.readouterr()
+    asked = ["--what-if", "F=0", "--memory", "--path", "--json"]
+    for path in (local, other):  # each has its plan with it
+        assert main(["explain", path, *asked]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        (found,) = facts["what_if"]
+        assert found["off"] < 0.3 and found["changed"] < found["seconds"]
+        assert facts["path"][0]["begin"] == facts["begin"] and facts["memory"]["nbytes"] > 0
+    assert main(["diff", local, other, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["same_plan"]

@@ -15,13 +15,14 @@ from piper.compiler.driver import (
     Lowered,
     Scheduled,
     Settings,
+    expected_step,
     foresee,
     foresee_graph,
     lower,
     text_after,
 )
 from piper.compiler.loss_warnings import warn_of_loss
-from piper.compiler.no_collections import no_collections
+from piper.compiler.precisions import dtype_of
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.cost.estimate import NOMINAL
@@ -41,6 +42,8 @@ from piper.ir.graph import Graph
 from piper.ir.history import History, Record
 from piper.ir.tensor_type import Shapes
 from piper.ir.well_formed import verify
+from piper.no_collections import no_collections
+from piper.observe.timeline import Timeline
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text
@@ -54,7 +57,6 @@ Strategy = Callable[[Schedule], None]
 _WITH_MODEL = "piper.load_program(path, make_model, example_batch, step)"
 MEANS = ("microbatch", "batch")  # what a mean loss is the mean of
 _SGD = Optimizer("SGD", {"lr": 0.1})
-_PRECISIONS = {None: "", "fp32": "", "bf16": "bfloat16"}  # what a model computes in
 
 
 def trace(
@@ -191,6 +193,25 @@ class Program:
         settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, None, "", None, found)
         return text_after(self._scheduled, settings, last=last)
 
+    def expected(
+        self,
+        *,
+        device: str = "cpu",
+        precision: str | None = None,
+        clip: float | None = None,
+        machine: Machine | str | None = None,
+    ) -> Timeline:
+        """A step as `lower` takes it to be when it puts tasks in order, on a `machine` or the nominal
+        one: each task as long as it is alone, without gathers of parameters for each use. What the plan
+        takes with all that goes on beside it, `piper simulate` says."""
+        grouping, frozen = self.source.grouping(_SGD)
+        found = NOMINAL if machine is None else machine_of(machine)
+        dtype = dtype_of(precision)
+        settings = Settings(
+            _SGD, grouping, frozen, device, 0, clip, False, None, dtype, None, found
+        )
+        return expected_step(self._scheduled, settings)
+
     def _foreseen_without_model(self, clip: float | None) -> Graph:
         graph = self.graph if self.history else complete(self.graph, [])
         if piece_sizes(graph):
@@ -251,12 +272,8 @@ class Program:
             raise PlanError(f"ema={ema!r}", legal="what a step keeps of averages, such as 0.999")
         chosen = _SGD if optimizer is None else optimizer
         grouping, frozen = self.source.grouping(chosen)
-        if precision not in _PRECISIONS:
-            raise PlanError(
-                f"precision={precision!r}", legal='"bf16", or "fp32" or None as written'
-            )
         limit = None if memory_limit is None else parse_size(memory_limit)
-        dtype = _PRECISIONS[precision]
+        dtype = dtype_of(precision)
         found = NOMINAL if machine is None else machine_of(machine)
         settings = Settings(
             chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit, found

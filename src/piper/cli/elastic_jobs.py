@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.lowering_options import lowered
+from piper.cli.machine_options import given_machine
 from piper.cli.user_file import DEGREES, chosen_strategy, schedule_function, trace_file
 from piper.errors import FileError, PiperError
 
@@ -82,6 +83,7 @@ def _strategies(own: Any, arguments: argparse.Namespace, ranks: int) -> list[Cal
         degrees["schedule"] = schedule_function(degrees["schedule"])
     pp, dp, ep = (degrees.pop(name, 1) for name in ("pp", "dp", "ep"))
     total = dp * degrees.pop("microbatches", 1)
+    degrees |= {"machine": given_machine(arguments), "precision": arguments.precision}
     return [
         parallel(pp=pp, dp=fewer, ep=gcd(ep, fewer), microbatches=total // fewer, **degrees)
         for fewer in range(min(dp, ranks // pp), 0, -1)

@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from piper.insight.causes import Causes
     from piper.insight.step_text import step_text
     from piper.plan.report.track_memory import fill_memory
+    from piper.plan.types import class_of
     from piper.sim.simulate import simulate
 
     for path in arguments.out:
@@ -79,11 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
         disturbances=disturbances,
     )
     if arguments.out:
-        classes = {found.slice: found for found in plan.classes}
         for track in timeline.tracks:
-            at = plan.mesh.coordinates(track.ranks[0])
-            found = next(c for s, c in classes.items() if all(at[axis] == i for axis, i in s.fixed))
-            fill_memory(plan, found, track)
+            fill_memory(plan, class_of(plan, track.ranks[0]), track)
     for path in arguments.out:
         write_timeline(timeline, path)
     causes = Causes(plan, timeline)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from piper.cli.machine_options import given_machine
 from piper.errors import FileError, did_you_mean
 from piper.files import module_of
 
@@ -22,6 +23,10 @@ def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") ->
         "file",
         help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)" + more,
     )
+    add_strategy_arguments(parser)
+
+
+def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "strategy", "default: the file's strategy(s), else one device"
     )
@@ -127,7 +132,8 @@ def chosen_strategy(
             print(f"note: these options replace strategy(s) of {arguments.file}", file=sys.stderr)
         if "schedule" in degrees:
             degrees["schedule"] = schedule_function(degrees["schedule"])
-        return parallel(**degrees)
+        precision = getattr(arguments, "precision", None)
+        return parallel(**degrees, machine=given_machine(arguments), precision=precision)
     own = getattr(module, "strategy", None)
     if own is not None and not callable(own):
         raise FileError(

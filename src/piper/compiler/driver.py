@@ -14,7 +14,6 @@ from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.check import Report, check_plan
 from piper.compiler.fit import fit_types
-from piper.compiler.no_collections import no_collections
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
 from piper.cost.estimate import NOMINAL
@@ -32,8 +31,12 @@ from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.mesh import Mesh
+from piper.no_collections import no_collections
+from piper.observe.timeline import Timeline
+from piper.passes.dispatch.expected_times import expected_timeline
 from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
+from piper.passes.physical.bind import GetBodies
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
@@ -147,23 +150,20 @@ def text_after(scheduled: Scheduled, settings: Settings, *, last: str) -> str:
         return graph_to_text(run_passes(state, last=last).graph)
 
 
-def _started(
-    scheduled: Scheduled, settings: Settings, evaluated: Bucketed | None, shapes: Shapes | None
-) -> tuple[Source, Lowering, dict[str, int]]:
-    """All that passes need: the graph in its final chunks, and its bodies on demand; and the bytes
-    inside of those that were asked for."""
-    device = settings.device
-    check_device(device)
-    begin = time.perf_counter()
-    source = scheduled.source.variant(
-        dtype=settings.dtype,
-        training=evaluated is None,
-        frozen=settings.frozen,
-        cut=scheduled.stages,
-        shapes=shapes,
-    )
-    logical, traced = refine(scheduled, source)
-    check_state(logical, traced, scheduled.calls)
+def expected_step(scheduled: Scheduled, settings: Settings) -> Timeline:
+    """A step as list scheduling takes it to be when it puts tasks in order."""
+    with no_collections():
+        _, state, _ = _started(scheduled, settings, None, None)
+        ordered = run_passes(state, last="schedule").ordered
+    assert ordered is not None
+    return expected_timeline(ordered, [str(record) for record in scheduled.history])
+
+
+def bodies_on(
+    device: str, source: Source, logical: Graph, traced: Traced
+) -> tuple[GetBodies, dict[str, float], dict[str, int]]:
+    """The bodies of a graph's chunks on demand; and the operations, and the bytes inside, of those that
+    were asked for."""
     data_ranks = logical.mesh.size_of(data_axes(logical))
     flops: dict[str, float] = {}
     inside: dict[str, int] = {}
@@ -185,6 +185,27 @@ def _started(
             inside[body.hash] = max(body.inside, inside.get(body.hash, 0))
         return chunk_bodies
 
+    return bodies, flops, inside
+
+
+def _started(
+    scheduled: Scheduled, settings: Settings, evaluated: Bucketed | None, shapes: Shapes | None
+) -> tuple[Source, Lowering, dict[str, int]]:
+    """All that passes need: the graph in its final chunks, and its bodies on demand; and the bytes
+    inside of those that were asked for."""
+    device = settings.device
+    check_device(device)
+    begin = time.perf_counter()
+    source = scheduled.source.variant(
+        dtype=settings.dtype,
+        training=evaluated is None,
+        frozen=settings.frozen,
+        cut=scheduled.stages,
+        shapes=shapes,
+    )
+    logical, traced = refine(scheduled, source)
+    check_state(logical, traced, scheduled.calls)
+    bodies, flops, inside = bodies_on(device, source, logical, traced)
     state = Lowering(
         logical,
         bodies,

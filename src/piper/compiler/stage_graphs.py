@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from piper.bodies.device import own_device
+from piper.compiler.driver import Scheduled
+from piper.compiler.precisions import dtype_of
 from piper.compiler.source import Cuts, Source
+from piper.compiler.stage_seconds import stage_seconds
+from piper.cost.machine import Machine
+from piper.cost.machine_file import machine_of
+from piper.directives.complete import complete
 from piper.errors import Call, CutError
 from piper.frontend.cut.stage_choice import StageCut, choose_stages, measured_costs
 from piper.ir.graph import Graph
+from piper.ir.history import Record
 from piper.ir.well_formed import verify
 from piper.runtime.launch.torchrun import under_torchrun
+from piper.schedules.action_costs import Costs
 
 
 class Stages:
@@ -30,6 +38,25 @@ class Stages:
             )
         capture = self._source(call).captured(rows or self._source(call).batch_size)
         return measured_costs(capture, num, device=own_device())
+
+    def seconds(
+        self,
+        graph: Graph,
+        history: Sequence[Record],
+        *,
+        machine: Machine | str,
+        tag: str,
+        stages: Sequence[Sequence[int]] | None,
+        precision: str | None,
+        call: Call,
+    ) -> Costs:
+        """What stages take on a machine, under the directives so far."""
+        complete_graph = complete(graph, [record.call for record in history])
+        scheduled = Scheduled(self._source(call), complete_graph, tuple(history), self.cut)
+        regions = stages or [(region,) for region in graph.tag_values.get(tag, ())]
+        return stage_seconds(
+            scheduled, machine_of(machine), stages=regions, tag=tag, dtype=dtype_of(precision)
+        )
 
     def __call__(
         self, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call

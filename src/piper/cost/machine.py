@@ -80,11 +80,9 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
                 raise FileError(f"machine {self.name}: {link} is no link")
 
     def link(self, ranks: Sequence[int]) -> Link:
-        """The slowest that a group of ranks goes through."""
-        if self.node is self.network:
-            return self.node
-        nodes = {rank // self.ranks_per_node for rank in ranks}
-        return self.node if len(nodes) == 1 else self.network
+        """The slowest that a group of ranks, which ascend, goes through."""
+        inside = ranks[0] // self.ranks_per_node == ranks[-1] // self.ranks_per_node
+        return self.node if inside else self.network
 
     def work_seconds(
         self, kind: str, body: str, *, flops: float, nbytes: float, dtype: str

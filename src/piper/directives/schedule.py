@@ -17,10 +17,11 @@ from piper.directives.registry import known_directives
 from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
 from piper.directives.split import Split
-from piper.errors import ArgumentError, Call, did_you_mean, user_source
+from piper.errors import ArgumentError, Call, StrategyError, did_you_mean, user_source
 from piper.ir.directive import AnyDirective, Directive, Site, Stages, kind_of
 from piper.ir.graph import Graph
 from piper.ir.history import Record, effect_of
+from piper.schedules.action_costs import Costs
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -98,6 +99,27 @@ class Schedule:
     split = _method(Split)
     order = _method(Order)
     recompute = _method(Recompute)
+
+    def stage_costs(
+        self,
+        machine: Any,
+        *,
+        tag: str = "PP",
+        stages: Sequence[Sequence[int]] | None = None,
+        precision: str | None = None,
+    ) -> Costs:
+        """What F, BI and BW of each stage take on a machine, and a message between two: under the
+        directives so far, for a table that goes by costs.
+
+        `machine` and `precision` are those of `lower`; stage i is `tag`=i, or the regions `stages[i]`.
+        """
+        call = Call("stage_costs", user_source())
+        if self._stages is None:
+            raise StrategyError("only a program has costs", call=call, legal="program.apply(...)")
+        return self._stages.seconds(
+            self.graph, self.history, machine=machine, tag=tag, stages=stages,
+            precision=precision, call=call,
+        )  # fmt: skip
 
     def apply(self, directive: AnyDirective, *, call: Call | None = None) -> Any:
         """Issue a directive that is given as a record; returns what its method would."""

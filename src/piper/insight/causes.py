@@ -8,19 +8,14 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from piper.errors import PlanError
-from piper.observe.timeline import Span, Timeline, Track
+from piper.observe.flows import Place
+from piper.observe.meetings import Meetings
+from piper.observe.timeline import Timeline, Track
 from piper.plan.held_by import held_by
 from piper.plan.tasks import Comm
-from piper.plan.types import Plan, RankClass
+from piper.plan.types import Plan, RankClass, class_of
 
 Why = Literal["data", "stream", "host", "peer", "begin"]
-
-
-class Place(NamedTuple):
-    """Span number `span` of track number `track`."""
-
-    track: int
-    span: int
 
 
 class Cause(NamedTuple):
@@ -43,28 +38,24 @@ class _Order:
     before: list[int]  # on its stream, or -1
 
 
-class Causes:
+class Causes(Meetings):
     """Of one step of a timeline."""
 
     def __init__(self, plan: Plan, timeline: Timeline, step: int = -1) -> None:
-        self.plan = plan
-        self.timeline = timeline
-        self.step = step % max(len(timeline.steps), 1)
         if not timeline.steps:
             raise PlanError("a timeline without steps says nothing of causes")
+        self.plan = plan
+        self.step = step % len(timeline.steps)
+        super().__init__(timeline, self.step)
         self.begin, self.end = timeline.steps[self.step]
-        self.host_computes = timeline.host_computes
-        self.spans = [track.step(self.step) for track in timeline.tracks]
         self.classes = [self._class_of(track) for track in timeline.tracks]
         self._orders: dict[int, _Order] = {}
 
     def _class_of(self, track: Track) -> RankClass:
-        at = self.plan.mesh.coordinates(track.ranks[0])
-        for found in self.plan.classes:
-            if all(at[axis] == index for axis, index in found.slice.fixed):
-                names = [label.name for label in track.labels]
-                if names != [task.name for task in found.tasks]:
-                    break
+        rank = track.ranks[0]
+        if rank < self.plan.mesh.size:
+            found = class_of(self.plan, rank)
+            if [label.name for label in track.labels] == [task.name for task in found.tasks]:
                 return found
         raise PlanError(
             f"the timeline of {track.name} is not one of plan {self.plan.content_hash()}"
@@ -84,43 +75,9 @@ class Causes:
             self._orders[id(found)] = _Order(needs, before)
         return self._orders[id(found)]
 
-    def span(self, place: Place) -> Span:
-        return self.timeline.tracks[place.track][place.span]
-
     def task(self, place: Place) -> int:
         """The number of a span's task in its class."""
         return self.timeline.tracks[place.track].which[place.span]
-
-    @cached_property
-    def _meetings(self) -> dict[str, list[Place]]:
-        found: dict[str, list[Place]] = defaultdict(list)
-        for number, track in enumerate(self.timeline.tracks):
-            names = [label.meeting for label in track.labels]
-            for span in self.spans[number]:
-                name = names[track.which[span]]
-                if name:
-                    found[name].append(Place(number, span))
-        return found
-
-    def members(self, place: Place) -> list[Place]:
-        """All spans of a communication, on all tracks."""
-        name = self.span(place).label.meeting
-        return self._meetings[name] if name else [place]
-
-    def last_to_come(self, place: Place) -> Place:
-        """The member for which a communication waited."""
-        return max(self.members(place), key=self.came)
-
-    def came(self, place: Place) -> float:
-        """When a span was ready on its own rank: a host that computes has then started it."""
-        track = self.timeline.tracks[place.track]
-        if not self.host_computes:
-            return track.start[place.span]
-        return max(track.start[place.span], min(track.issued[place.span], track.end[place.span]))
-
-    def began(self, place: Place) -> float:
-        """When a span could go on: for a communication, when all its members were there."""
-        return self.came(self.last_to_come(place))
 
     @cached_property
     def last(self) -> Place:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
-from piper.insight.causes import Causes, Place, Why
+from piper.insight.causes import Causes, Why
+from piper.observe.flows import Place
 from piper.observe.timeline import Label
 
 WAITING = "dispatch"  # what no task takes: the host, or a gap that nothing explains

@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from piper.errors import FileError
-from piper.insight.causes import Causes, Place, Why
+from piper.insight.causes import Causes, Why
+from piper.observe.flows import Place
+
+_LONGEST = 200
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -42,8 +45,8 @@ def gap_at(causes: Causes, rank: int, time: float) -> Gap | None:
     number = _track_of(causes, rank)
     if not causes.begin <= time <= causes.end:
         raise FileError(
-            f"{time:g} s is not in the step",
-            legal=f"from {causes.begin:g} to {causes.end:g} s",
+            f"{(time - causes.begin) * 1e3:g} ms is not in the step",
+            legal=f"from 0 to {(causes.end - causes.begin) * 1e3:g} ms",
         )
     for gap in _gaps(causes, number, 0.0):
         if gap[0] <= time < gap[1]:
@@ -60,10 +63,7 @@ def largest_gaps(causes: Causes, *, most: int = 10, rank: int | None = None) -> 
 
 
 def _track_of(causes: Causes, rank: int) -> int:
-    for number, track in enumerate(causes.timeline.tracks):
-        if rank in track.ranks:
-            return number
-    raise FileError(f"the timeline has no rank {rank}")
+    return causes.timeline.tracks.index(causes.timeline.track_of(rank))
 
 
 _Between = tuple[float, float, Place | None, Place | None]
@@ -111,27 +111,44 @@ def _explained(
 def _end(causes: Causes, begin: float) -> list[Link]:
     """A rank that has nothing left to do waits for who ends last."""
     last = causes.last
-    return [_link(causes, last, "peer"), *_chain(causes, last, begin)]
+    return [link_of(causes, last, "peer"), *_chain(causes, last, begin)]
 
 
 def _chain(causes: Causes, place: Place, begin: float) -> list[Link]:
     """Back from a task's start, as long as what it waited for was not over when the gap began."""
     found: list[Link] = []
-    while True:
+    while len(found) <= _LONGEST:
         cause = causes.cause(place)
-        if cause.place is None or cause.at <= begin or len(found) > 200:
+        if cause.place is None or cause.at <= begin:
             return found
         ended = cause.place
-        found.append(_link(causes, ended, cause.why))
+        if cause.why == "host" and not causes.host_computes:
+            read = causes.read_before(ended)
+            if read is None or causes.span(read).end <= begin:
+                return [*found, _starting(causes, ended, cause.at)]
+            ended = read
+        elif cause.why == "host" and causes.span(ended).label.communicates:
+            found.append(_starting(causes, ended, cause.at))
+            place = ended  # the host had only started it
+            continue
+        found.append(link_of(causes, ended, cause.why))
         late = causes.last_to_come(ended)
         if late != ended:
-            found.append(_link(causes, late, "peer"))
+            found.append(link_of(causes, late, "peer"))
         if causes.span(late).start <= begin:
             return found
         place = late
+    return found
 
 
-def _link(causes: Causes, place: Place, why: Why) -> Link:
+def _starting(causes: Causes, place: Place, until: float) -> Link:
+    """A host that is busy with handing out a task, whenever that runs."""
+    link = link_of(causes, place, "host")
+    start = min(causes.span(place).start, until)
+    return msgspec.structs.replace(link, begin=start, end=until)
+
+
+def link_of(causes: Causes, place: Place, why: Why) -> Link:
     span, track = causes.span(place), causes.timeline.tracks[place.track]
     return Link(
         track.name,

@@ -15,7 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from piper.insight.causes import Causes, Place
+from piper.insight.causes import Causes
+from piper.observe.flows import Place
 from piper.observe.timeline import MICROBATCH, Label
 from piper.plan.tasks import Comm
 
@@ -42,7 +43,7 @@ class Suspect(msgspec.Struct, frozen=True):
         if self.of == "gap":
             return f"rank {self.ranks[0]} does nothing for {lost} before {self.name}"
         who = f"{self.of} {self.name}" if self.of != "link" else f"the link of ranks {self.name}"
-        return f"{who} takes {self.factor:.2f} x what was predicted: {lost} in all"
+        return f"{who} takes {self.factor:.2f} x as long as it should: {lost} in all"
 
 
 @dataclass

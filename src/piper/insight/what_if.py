@@ -1,16 +1,21 @@
-"""What if: a plan and what its tasks take in; how long a step would be if some were faster, out."""
+"""What if: a plan and what its tasks take, on a machine or in a timeline, in; how long a step would be,
+if some were faster, out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import msgspec
 
 from piper.check.parties import Party
 from piper.cost.machine import Exchange, Machine
-from piper.plan.tasks import Comm, Task
+from piper.errors import FileError, did_you_mean
+from piper.observe.timeline import Timeline
+from piper.plan.tasks import Comm, Run, Task
 from piper.plan.types import Plan
+from piper.sim.measured_costs import MeasuredCosts, replayed
 from piper.sim.simulate import simulate
 from piper.sim.task_costs import MachineCosts, TaskCosts
 
@@ -18,13 +23,17 @@ Chosen = Callable[[Task], bool]
 
 
 class WhatIf(msgspec.Struct, frozen=True):
-    """A step as it is, and with what is chosen taking `factor` as long."""
+    """A step as it is, and with what is chosen taking `factor` as long. Of a timeline, both are replayed
+    from what its tasks took; a step of it took `recorded` seconds, and no replay of one is further than
+    `off`, as a part of it, from the step itself."""
 
     what: str
     factor: float
     seconds: float
     changed: float
     tasks: int
+    recorded: float | None = None
+    off: float = 0.0
 
     @property
     def gain(self) -> float:
@@ -35,8 +44,8 @@ class WhatIf(msgspec.Struct, frozen=True):
         how = "free" if self.factor == 0 else f"{self.factor:g} x as long"
         more = "shorter" if self.gain >= 0 else "longer"
         return (
-            f"with {self.what} ({self.tasks} tasks) {how}, the step is {abs(self.gain):.1%} {more}: "
-            f"{self.changed * 1e3:.3f} instead of {self.seconds * 1e3:.3f} ms"
+            f"with {self.what} ({self.tasks} tasks) {how} the step is {abs(self.gain):.1%} {more} "
+            f"({self.seconds * 1e3:.2f} -> {self.changed * 1e3:.2f} ms)"
         )
 
 
@@ -63,25 +72,66 @@ class _Changed:
 
 def chosen_by(plan: Plan, text: str) -> Chosen:
     """Tasks by a kind (`all_to_all`), a phase (`BW`), a directive (`replicate`), or how their names
-    begin."""
+    begin; raises if there are none."""
     codes = (str(record).removeprefix("s.") for record in plan.history)
-    made = {number for number, code in enumerate(codes) if code.startswith(text)}
+    made = {number for number, code in enumerate(codes) if text and code.startswith(text)}
 
     def chosen(task: Task) -> bool:
         if text in (task.kind, getattr(task, "phase", "")):
             return True
-        return task.name.startswith(text) or task.origin in made
+        return (bool(text) and task.name.startswith(text)) or task.origin in made
 
+    tasks = [task for found in plan.classes for task in found.tasks]
+    if not any(map(chosen, tasks)):
+        kinds = dict.fromkeys(task.kind for task in tasks)
+        phases = dict.fromkeys(task.phase for task in tasks if isinstance(task, Run))
+        known = [name for name in (*kinds, *phases) if name]
+        raise FileError(
+            f"no task is of the kind, phase or directive {text!r}, or has a name that begins so"
+            f"{did_you_mean(text, known)}",
+            legal=f"{', '.join(sorted(known))}; a directive, such as replicate; or a task's name",
+        )
     return chosen
 
 
 def what_if(
     plan: Plan, machine: Machine, what: str, factor: float = 0.0, *, costs: TaskCosts | None = None
 ) -> WhatIf:
-    """Simulate a step twice; the second of two, since the first has no other before it."""
+    """On a machine: the second of two simulated steps, since the first has no other before it."""
     costs = costs or MachineCosts(plan, machine)
     chosen = chosen_by(plan, what)
-    tasks = sum(chosen(task) for found in plan.classes for task in found.tasks)
-    alone = simulate(plan, machine, steps=2, costs=costs).step_seconds[1]
-    changed = simulate(plan, machine, steps=2, costs=_Changed(costs, chosen, factor))
-    return WhatIf(what, factor, alone, changed.step_seconds[1], tasks)
+    alone, changed = (
+        simulate(plan, machine, steps=2, costs=each).step_seconds[1]
+        for each in (costs, _Changed(costs, chosen, factor))
+    )
+    return WhatIf(what, factor, alone, changed, _num_tasks(plan, chosen))
+
+
+def what_if_replayed(plan: Plan, timeline: Timeline, what: str, factor: float = 0.0) -> WhatIf:
+    """In a timeline of the plan: every settled step with what its own tasks took, and the median. What
+    is usual for each task makes no usual step: someone is always late, and the others wait."""
+    chosen = chosen_by(plan, what)
+    alone, changed = [], []
+    recorded = [timeline.step_seconds[step] for step in timeline.settled]
+    for step in timeline.settled:
+        costs = MeasuredCosts(plan, timeline, [step])
+        alone.append(replayed(plan, timeline, costs).step_seconds[0])
+        faster = _Changed(costs, chosen, factor)
+        changed.append(replayed(plan, timeline, faster).step_seconds[0])
+    return WhatIf(
+        what,
+        factor,
+        median(alone),
+        median(changed),
+        _num_tasks(plan, chosen),
+        median(recorded),
+        max(abs(a / b - 1) for a, b in zip(alone, recorded, strict=True)),
+    )
+
+
+def _num_tasks(plan: Plan, chosen: Chosen) -> int:
+    """Of all ranks."""
+    return sum(
+        plan.mesh.size_of(plan.mesh.free(found.slice)) * sum(map(chosen, found.tasks))
+        for found in plan.classes
+    )

@@ -28,6 +28,18 @@ class Stages(Protocol):
 
     def measured(self, num: int, *, rows: int | None, call: Call) -> dict[str, float]: ...
 
+    def seconds(
+        self,
+        graph: Graph,
+        history: Sequence[Record],
+        *,
+        machine: Any,
+        tag: str,
+        stages: Sequence[Sequence[int]] | None,
+        precision: str | None,
+        call: Call,
+    ) -> Any: ...
+
 
 @dataclass(frozen=True)
 class Site:

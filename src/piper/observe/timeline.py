@@ -152,8 +152,9 @@ class Track:
 @dataclass
 class Timeline:
     """All tracks of some steps. `directives` are the lines of the strategy that origins count;
-    `clock_error` bounds how far the clocks of two ranks are apart; `unit` is empty for a table. Where
-    the `host_computes`, it runs every task itself, and only communication goes on beside."""
+    `plan` is the hash of what ran, `plan_json` all of it, and empty for a table, as is `unit`.
+    `clock_error` bounds how far the clocks of two ranks are apart. Where the `host_computes`, it runs
+    every task itself, and only communication goes on beside."""
 
     source: Source
     tracks: list[Track]
@@ -163,6 +164,7 @@ class Timeline:
     clock_error: float = 0.0
     unit: str = "s"
     host_computes: bool = False
+    plan_json: bytes = b""
 
     def __post_init__(self) -> None:
         for track in self.tracks:
@@ -191,6 +193,13 @@ class Timeline:
     def step_seconds(self) -> list[float]:
         return [end - begin for begin, end in self.steps]
 
+    @property
+    def settled(self) -> range:
+        """The steps that are like those to come: not the first of simulated ones, which has no step
+        before it."""
+        first = len(self.steps) - 1 if self.source == "simulated" else 0
+        return range(max(first, 0), len(self.steps))
+
     def origin(self, label: Label) -> str:
         """The directive that made what a label is of."""
         if 0 <= label.origin < len(self.directives):
@@ -201,4 +210,6 @@ class Timeline:
         for track in self.tracks:
             if rank in track.ranks:
                 return track
-        raise FileError(f"the timeline has no rank {rank}")
+        ranks = [rank for track in self.tracks for rank in track.ranks]
+        legal = f"{min(ranks)} to {max(ranks)}" if ranks else None
+        raise FileError(f"the timeline has no rank {rank}", legal=legal)

@@ -15,6 +15,11 @@ from piper.observe.timeline import Column, Label, Source, Timeline, Track
 
 VERSION = 1
 MAGIC = b"PIPERTL\n"
+_OPENING = b'{"head":'  # of JSON
+_NO_PLAN = b"null"
+_DAMAGES = (
+    msgspec.MsgspecError, ValueError, EOFError, OverflowError, RecursionError, zlib.error
+)  # fmt: skip
 _SPANS = {"which": "I", "issued": "d", "start": "d", "end": "d", "waited": "d"}
 
 
@@ -53,6 +58,7 @@ class _TrackColumns(msgspec.Struct, frozen=True):
 class _Document(msgspec.Struct, frozen=True):
     head: _Head
     columns: list[_TrackColumns]
+    plan: msgspec.Raw = msgspec.Raw(_NO_PLAN)
 
 
 def to_json(timeline: Timeline) -> bytes:
@@ -67,13 +73,15 @@ def to_json(timeline: Timeline) -> bytes:
         )
         for track in timeline.tracks
     ]
-    return msgspec.json.encode(_Document(_head(timeline), columns))
+    plan = msgspec.Raw(timeline.plan_json or _NO_PLAN)
+    return msgspec.json.encode(_Document(_head(timeline), columns, plan))
 
 
 def to_bytes(timeline: Timeline) -> bytes:
-    """The compact form: a head in JSON, then the columns, each compressed."""
+    """The compact form: a head in JSON, then the plan and the columns, each compressed."""
     head = msgspec.json.encode(_head(timeline))
-    parts = [MAGIC, len(head).to_bytes(8, "little"), head]
+    plan = zlib.compress(timeline.plan_json)
+    parts = [MAGIC, len(head).to_bytes(8, "little"), head, len(plan).to_bytes(8, "little"), plan]
     for track in timeline.tracks:
         columns = [getattr(track, name) for name in _SPANS]
         for column in track.memory.values():
@@ -84,11 +92,16 @@ def to_bytes(timeline: Timeline) -> bytes:
     return b"".join(parts)
 
 
+def is_timeline(data: bytes) -> bool:
+    """Whether a file that begins so claims to be one."""
+    return data.startswith((MAGIC, _OPENING))
+
+
 def from_bytes(data: bytes) -> Timeline:
     """Of either form."""
     try:
         return _compact(data) if data.startswith(MAGIC) else _from_json(data)
-    except (msgspec.MsgspecError, ValueError, EOFError, OverflowError, zlib.error) as error:
+    except _DAMAGES as error:
         raise FileError(f"this is no timeline: {error}") from error
 
 
@@ -127,10 +140,10 @@ def _head(timeline: Timeline) -> _Head:
     )  # fmt: skip
 
 
-def _timeline(head: _Head, tracks: list[Track]) -> Timeline:
+def _timeline(head: _Head, tracks: list[Track], plan: bytes) -> Timeline:
     return Timeline(
         head.source, tracks, head.steps, head.directives, head.plan, head.clock_error, head.unit,
-        head.host_computes,
+        head.host_computes, plan,
     )  # fmt: skip
 
 
@@ -154,12 +167,14 @@ def _from_json(data: bytes) -> Timeline:
             for name, (times, sizes) in columns.memory.items()
         }
         tracks.append(_track(head, found, spans, memory))
-    return _timeline(head, tracks)
+    plan = bytes(document.plan)
+    return _timeline(head, tracks, b"" if plan == _NO_PLAN else plan)
 
 
 def _compact(data: bytes) -> Timeline:
     reader = _Reader(data, len(MAGIC))
     head = _checked(msgspec.json.decode(reader.part(), type=_Head))
+    plan = zlib.decompress(reader.part())
     tracks = []
     for found in head.tracks:
         sizes = {"waited": found.waited}
@@ -171,7 +186,7 @@ def _compact(data: bytes) -> Timeline:
         tracks.append(_track(head, found, spans, memory))
     if reader.at != len(data):
         raise ValueError("there are bytes behind its end")
-    return _timeline(head, tracks)
+    return _timeline(head, tracks, plan)
 
 
 def _track(head: _Head, found: _TrackHead, spans: list[Any], memory: dict[str, Column]) -> Track:

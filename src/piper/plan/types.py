@@ -142,7 +142,11 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
         return msgspec.json.encode(self)
 
     def content_hash(self) -> str:
-        return hashlib.sha256(self.to_json()).hexdigest()[:16]
+        return hash_of(self.to_json())
+
+
+def hash_of(plan_json: bytes) -> str:
+    return hashlib.sha256(plan_json).hexdigest()[:16]
 
 
 def plan_from_json(data: bytes) -> Plan:
@@ -168,19 +172,25 @@ class RankPlan(msgspec.Struct, frozen=True):
         return mesh.position(self.coordinates, axes), mesh.size_of(axes)
 
 
-def bind(plan: Plan, rank: int) -> RankPlan:
-    """What one rank does."""
+def class_of(plan: Plan, rank: int) -> RankClass:
+    """The class that a rank belongs to."""
     at = plan.mesh.coordinates(rank)
     for found in plan.classes:
         if all(at[axis] == index for axis, index in found.slice.fixed):
-            used = {task.group for task in found.tasks if isinstance(task, Meeting)}
-            return RankPlan(
-                rank=rank,
-                data_rank=plan.mesh.position(at, plan.data_axes),
-                coordinates=at,
-                tasks=found.tasks,
-                slots=found.slots,
-                results=found.results,
-                groups={g: plan.groups[g].ranks(plan.mesh, rank) for g in sorted(used)},
-            )
+            return found
     raise PlanError(f"rank {rank} has no tasks in this plan")
+
+
+def bind(plan: Plan, rank: int) -> RankPlan:
+    """What one rank does."""
+    at, found = plan.mesh.coordinates(rank), class_of(plan, rank)
+    used = {task.group for task in found.tasks if isinstance(task, Meeting)}
+    return RankPlan(
+        rank=rank,
+        data_rank=plan.mesh.position(at, plan.data_axes),
+        coordinates=at,
+        tasks=found.tasks,
+        slots=found.slots,
+        results=found.results,
+        groups={g: plan.groups[g].ranks(plan.mesh, rank) for g in sorted(used)},
+    )

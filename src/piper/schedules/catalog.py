@@ -82,6 +82,12 @@ def takes_stages_per_rank(schedule: Schedulable) -> bool:
     return callable(found) and "stages_per_rank" in inspect.signature(found).parameters
 
 
+def takes_costs(schedule: Schedulable) -> bool:
+    """Whether the table depends on what stages take."""
+    found = SCHEDULES.get(schedule) if isinstance(schedule, str) else schedule
+    return callable(found) and "costs" in inspect.signature(found).parameters
+
+
 def is_file(name: str) -> bool:
     """Whether a name is that of a file with a table."""
     return name.endswith((".csv", ".json"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from piper.errors import PlanError
 
@@ -31,10 +32,10 @@ class Work:
 
     def __post_init__(self) -> None:
         self.num_needs = [len(needs) for needs in self.needs]
-        self.following: list[list[int]] = [[] for _ in self.needs]
+        self.after: list[list[int]] = [[] for _ in self.needs]  # who needs it, so many tasks later
         for index, needs in enumerate(self.needs):
             for before in needs:
-                self.following[before].append(index)
+                self.after[before].append(index - before)
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Row:
     meeting: list[int]
 
 
-@dataclass
+@dataclass(slots=True)
 class Meeting:
     """A communication: its members as (row, task), how long until the first byte is there, the seconds
     that it takes of a link alone, and its share of each device."""
@@ -72,6 +73,8 @@ class Engine:
     """One step; `run` may be called again, for the next one.
 
     With `host_computes` a row's host is at one task at a time, and goes on beside communication only.
+    Tasks of all rows are numbered one after the other, and meetings behind them: each is a job. An event
+    is a time, a job and its `version`, or the number of what begins, below 0.
     """
 
     def __init__(self, rows: list[Row], meetings: list[Meeting], *, host_computes: bool) -> None:
@@ -85,6 +88,7 @@ class Engine:
         self.meeting: list[int] = []
         self.blocks: list[bool] = []
         self.needed: list[int] = []
+        self.after: list[list[int]] = []
         for number, row in enumerate(rows):
             self.row_of += [number] * len(row.seconds)
             self.seconds += row.seconds
@@ -92,20 +96,23 @@ class Engine:
             self.meeting += row.meeting
             self.blocks += row.work.blocks
             self.needed += row.work.num_needs
+            self.after += row.work.after
             self.base.append(len(self.seconds))
         self.total = self.base[-1]
         self.seconds += [meeting.seconds for meeting in meetings]
-        self.following = [row.work.following for row in rows]
-        self.through = [sorted({row for row, _ in meeting.members}) for meeting in meetings]
+        base = self.base
+        self.members = [[base[row] + task for row, task in m.members] for m in meetings]
+        self.through = [sorted({row for row, _ in m.members}) for m in meetings]
 
     def run(self, begins: Sequence[float]) -> Times:
         """All tasks, where each row's host begins at its own time."""
         total, rows = self.total, len(self.rows)
         self.missing = self.needed[:]
-        self.issued, self.start, self.end = [0.0] * total, [0.0] * total, [-1.0] * total
-        jobs = total + len(self.meetings)
-        self.left, self.rate = [0.0] * jobs, [0.0] * jobs
-        self.since, self.version = [0.0] * jobs, [0] * jobs
+        self.start, self.end = [0.0] * total, [-1.0] * total
+        self.issued = [-1.0] * total  # not yet
+        self.left = self.seconds[:]
+        jobs = len(self.left)
+        self.rate, self.since, self.version = [0.0] * jobs, [0.0] * jobs, [0] * jobs
         self.arrived = [0] * len(self.meetings)
         self.active: list[list[int]] = [[] for _ in range(rows)]  # tasks that compute
         self.talks: list[list[int]] = [[] for _ in range(rows)]  # meetings under way
@@ -124,7 +131,7 @@ class Engine:
         return Times(*map(self._by_row, (self.issued, self.start, self.end)))
 
     def _by_row(self, values: list[float]) -> list[list[float]]:
-        return [values[a:b] for a, b in zip(self.base, self.base[1:], strict=False)]
+        return [values[a:b] for a, b in pairwise(self.base)]
 
     def _stuck(self) -> str:
         task = next(i for i, end in enumerate(self.end) if end < 0)
@@ -133,62 +140,56 @@ class Engine:
 
     def _events(self) -> None:
         heap, version, total = self.heap, self.version, self.total
+        begin = self._posted if self.host_computes else self._begin
+        computed, met, flows = self._computed, self._met, self._flows
         while heap:
             now, job, number = heappop(heap)
             if job < 0:
                 if number:
-                    self._flows(-job - 1, now)
-                elif self.host_computes:
-                    self._posted(-job - 1, now)
+                    flows(-job - 1, now)
                 else:
-                    self._begin(-job - 1, now)
+                    begin(-job - 1, now)
             elif version[job] == number:
                 if job < total:
-                    self._computed(job, now)
+                    computed(job, now)
                 else:
-                    self._met(job - total, now)
+                    met(job - total, now)
 
     # A host that hands tasks to a device
 
     def _dispatch(self, row: int, task: int, now: float) -> None:
         """All tasks up to the next that the host waits for. Those that it reaches later are dispatched
         already, but do not start before."""
-        last, host, missing, issued = self.base[row + 1], self.host, self.missing, self.issued
-        while task < last:
-            now += host[task]
-            issued[task] = now
-            if missing[task] == 0:
-                heappush(self.heap, (now, -task - 1, 0))
-            if self.blocks[task]:
-                for later in range(task + 1, last):
-                    issued[later] = -1.0
+        host, missing, issued, blocks = self.host, self.missing, self.issued, self.blocks
+        for dispatched in range(task, self.base[row + 1]):
+            now += host[dispatched]
+            issued[dispatched] = now
+            if not missing[dispatched]:
+                heappush(self.heap, (now, -dispatched - 1, 0))
+            if blocks[dispatched]:
                 return
-            task += 1
 
     def _release(self, task: int, now: float) -> None:
         """What a task's end lets start."""
         missing, issued = self.missing, self.issued
-        row = self.row_of[task]
-        base = self.base[row]
-        for later in self.following[row][task - base]:
-            later += base
+        for distance in self.after[task]:
+            later = task + distance
             missing[later] -= 1
-            if missing[later] == 0:
+            if not missing[later]:
                 at = issued[later]
                 if at > now:
                     heappush(self.heap, (at, -later - 1, 0))
                 elif at >= 0:
                     self._begin(later, now)
         if self.blocks[task]:
-            self._dispatch(row, task + 1, now)
+            self._dispatch(self.row_of[task], task + 1, now)
 
     # A host that computes itself
 
     def _host_at(self, row: int, task: int, now: float) -> None:
-        last = self.base[row + 1]
         self.at[row] = task
         self.waiting[row] = False
-        if task == last:
+        if task == self.base[row + 1]:
             return
         if self.missing[task]:
             self.waiting[row] = True
@@ -207,12 +208,11 @@ class Engine:
 
     def _free(self, task: int, now: float) -> None:
         """What a communication's end lets the host go on with."""
-        row = self.row_of[task]
-        base = self.base[row]
-        for later in self.following[row][task - base]:
-            later += base
-            self.missing[later] -= 1
-            if self.missing[later] == 0 and self.waiting[row] and self.at[row] == later:
+        row, missing = self.row_of[task], self.missing
+        for distance in self.after[task]:
+            later = task + distance
+            missing[later] -= 1
+            if not missing[later] and self.waiting[row] and self.at[row] == later:
                 self._host_at(row, later, now)
 
     # Both
@@ -224,92 +224,103 @@ class Engine:
         if number == ALONE:
             active = self.active[row]
             active.append(task)
-            self._job(task, now)
-            if len(active) == 1 and not self.taken[row]:
-                self._set(task, 1.0, now)
+            if len(active) > 1 or self.taken[row]:
+                self._share_device(row, now)
             else:
-                self._rerate(row, now)
+                self._set(task, 1.0, now)
             return
         meeting = self.meetings[number]
         self.arrived[number] += 1
         if meeting.holds and meeting.share:
-            self.taken[row] += meeting.share
-            self._rerate(row, now)
+            self._take(row, meeting.share, now)
         if self.arrived[number] == len(meeting.members):
             if meeting.latency:
                 heappush(self.heap, (now + meeting.latency, -number - 1, FLOWS))
             else:
                 self._flows(number, now)
 
-    def _flows(self, number: int, now: float) -> None:
-        """The bytes of a meeting begin to flow."""
-        meeting, through = self.meetings[number], self.through[number]
-        if not meeting.seconds:
-            self._met(number, now)
-            return
-        self._job(self.total + number, now)
-        for row in through:
-            self.talks[row].append(number)
-            if not meeting.holds:
-                self.taken[row] += meeting.share
-        for row in through:
-            self._rerate(row, now)
-
-    def _job(self, job: int, now: float) -> None:
-        self.left[job] = self.seconds[job]
-        self.rate[job] = 0.0
-        self.since[job] = now
-
     def _computed(self, task: int, now: float) -> None:
         row = self.row_of[task]
         active = self.active[row]
         active.remove(task)
-        self.version[task] += 1
         self.end[task] = now
         if active:
-            self._rerate(row, now)
+            self._share_device(row, now)
         if self.host_computes:
             self._host_at(row, task + 1, now)
         else:
             self._release(task, now)
 
+    def _take(self, row: int, share: float, now: float) -> None:
+        """From computation on a row, for communication; or give it back."""
+        self.taken[row] += share
+        if self.active[row]:
+            self._share_device(row, now)
+
+    def _share_device(self, row: int, now: float) -> None:
+        """Give the tasks that compute on a row their present rate."""
+        active, taken = self.active[row], self.taken[row]
+        free = 1.0 - taken if taken else 1.0
+        rate = (free if free > LEAST else LEAST) / len(active)
+        for task in active:
+            if self.rate[task] != rate:
+                self._set(task, rate, now)
+
+    def _flows(self, number: int, now: float) -> None:
+        """The bytes of a meeting begin to flow."""
+        meeting = self.meetings[number]
+        if not meeting.seconds:
+            self._met(number, now)
+            return
+        takes = meeting.share if not meeting.holds else 0.0
+        beside: list[int] = []
+        for row in self.through[number]:
+            talks = self.talks[row]
+            beside += talks
+            talks.append(number)
+            if takes:
+                self._take(row, takes, now)
+        self._share_links(number, now)
+        if beside:
+            for other in set(beside):
+                self._share_links(other, now)
+
     def _met(self, number: int, now: float) -> None:
         meeting = self.meetings[number]
-        self.version[self.total + number] += 1
+        gives = meeting.share if meeting.holds or meeting.seconds else 0.0
+        beside: list[int] = []
         for row in self.through[number]:
             if meeting.seconds:
-                self.talks[row].remove(number)
-            if meeting.share and (meeting.holds or meeting.seconds):
-                self.taken[row] -= meeting.share
-            self._rerate(row, now)
-        base, end = self.base, self.end
-        for row, index in meeting.members:
-            end[base[row] + index] = now
-        for row, index in meeting.members:
-            if self.host_computes:
-                self._free(base[row] + index, now)
-            else:
-                self._release(base[row] + index, now)
+                talks = self.talks[row]
+                talks.remove(number)
+                beside += talks
+            if gives:
+                self._take(row, -gives, now)
+        if beside:
+            for other in set(beside):
+                self._share_links(other, now)
+        end = self.end
+        ended = self._free if self.host_computes else self._release
+        for task in self.members[number]:
+            end[task] = now
+            ended(task, now)
 
-    def _rerate(self, row: int, now: float) -> None:
-        """Give all that goes on at a row its present rate."""
-        active, talks = self.active[row], self.talks[row]
-        if active:
-            free = 1.0 - self.taken[row] if self.taken[row] else 1.0
-            rate = max(free, LEAST) / len(active)
-            for task in active:
-                if self.rate[task] != rate:
-                    self._set(task, rate, now)
-        for number in talks:
-            busiest = max(len(self.talks[through]) for through in self.through[number])
-            if self.rate[self.total + number] != 1.0 / busiest:
-                self._set(self.total + number, 1.0 / busiest, now)
+    def _share_links(self, number: int, now: float) -> None:
+        """Give a meeting under way its present rate: that of the busiest row that it goes through."""
+        talks = self.talks
+        rate = 1.0 / max([len(talks[row]) for row in self.through[number]])
+        if self.rate[self.total + number] != rate:
+            self._set(self.total + number, rate, now)
 
     def _set(self, job: int, rate: float, now: float) -> None:
-        left = self.left[job] - self.rate[job] * (now - self.since[job])
-        left = left if left > 0.0 else 0.0
-        self.left[job] = left
+        """From now on a job goes on at a rate."""
+        version = self.version[job] + 1
+        left = self.left[job]
+        if version > 1:
+            left -= self.rate[job] * (now - self.since[job])
+            left = left if left > 0.0 else 0.0
+            self.left[job] = left
         self.rate[job] = rate
         self.since[job] = now
-        self.version[job] += 1
-        heappush(self.heap, (now + left / rate, job, self.version[job]))
+        self.version[job] = version
+        heappush(self.heap, (now + left / rate, job, version))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from piper.check.parties import Party, World, compressed, expanded
-from piper.cost.machine import Machine
+from piper.cost.machine import Exchange, Machine
+from piper.mesh import Slice
+from piper.no_collections import no_collections
 from piper.observe.timeline import Timeline, Track
 from piper.plan.held_by import held_by
-from piper.plan.report.task_labels import labels_of
+from piper.plan.report.task_labels import ClassLabels
 from piper.plan.tasks import Comm, Task
-from piper.plan.types import Plan
+from piper.plan.types import Plan, hash_of
 from piper.sim.disturbances import Disturbance, disturbed
 from piper.sim.engine import ALONE, Engine, Meeting, Row, Work
 from piper.sim.task_costs import MachineCosts, TaskCosts
@@ -29,76 +31,62 @@ def simulate(
 ) -> Timeline:
     """What `steps` steps would look like: one track per class of ranks, or per rank where ranks of one
     class may differ."""
-    world = expanded(plan) if by_rank or disturbances else compressed(plan)
-    costs = costs or MachineCosts(plan, machine)
-    return _Simulation(world, machine, disturbed(costs, disturbances)).timeline(steps)
+    costs = disturbed(costs or MachineCosts(plan, machine), disturbances)
+    with no_collections():
+        world = expanded(plan) if by_rank or disturbances else compressed(plan)
+        return Simulation(world, machine, costs).timeline(steps)
 
 
-class _Simulation:
+class Simulation:
     def __init__(self, world: World, machine: Machine, costs: TaskCosts) -> None:
         self.world = world
         self.machine = machine
         self.costs = costs
         self.meetings: list[Meeting] = []
-        self.numbers: dict[object, int] = {}
-        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.classes: dict[int, _Class] = {}
+        self.numbers: dict[object, int] = {}  # of meetings
+        self.groups: dict[tuple[int, ...], _Group] = {}
+        self.classes: dict[Slice, _Class] = {}
         self.found = {found.slice: found for found in world.plan.classes}
         rows = [self._row(number, party) for number, party in enumerate(world.parties)]
         self.engine = Engine(rows, self.meetings, host_computes=machine.host_computes)
 
     def _class(self, party: Party) -> _Class:
-        known = self.classes.get(id(party.tasks))
+        known = self.classes.get(party.slice)
         if known is None:
-            known = self.classes[id(party.tasks)] = _Class(self, party)
+            labels = ClassLabels(self.world.plan, self.found[party.slice])
+            known = self.classes[party.slice] = _Class(party, self.machine, self.costs, labels)
         return known
 
     def _row(self, number: int, party: Party) -> Row:
-        found = self._class(party)
+        found, meetings, numbers = self._class(party), self.meetings, self.numbers
         meeting = [ALONE] * len(party.tasks)
-        groups: dict[int, tuple[int, ...]] = {}
-        for index, task, brings in found.comms:
-            ranks = groups.get(task.group)
-            if ranks is None:
-                ranks = groups[task.group] = self._ranks(party, task.group)
-            meeting[index] = self._meet(number, party, index, task, ranks, brings)
+        groups: dict[int, _Group] = {}
+        for index, task, holds, brings in found.comms:
+            group = groups.get(task.group)
+            if group is None:
+                group = groups[task.group] = self._group(party, task.group)
+            if self.world.by_rank:
+                key: object = (task.key or task.name, group.number)
+            else:
+                key = task.key or (number, index)
+            joined = numbers.get(key)
+            if joined is None:
+                joined = numbers[key] = len(meetings)
+                meetings.append(Meeting(0.0, 0.0, 0.0, holds))
+            meeting[index] = joined
+            meetings[joined].members.append((number, index))
+            if brings:  # else the other end knows how long it takes
+                _prolong(meetings[joined], self.costs.exchange(party, task, group.ranks))
         return Row(party.label, found.work, self.costs.compute(party), meeting)
 
-    def _meet(
-        self,
-        number: int,
-        party: Party,
-        index: int,
-        task: Comm,
-        ranks: tuple[int, ...],
-        brings: bool,
-    ) -> int:
-        """The number of a task's meeting, which it joins."""
-        if self.world.by_rank:
-            key: object = (task.key or task.name, ranks)
-        else:
-            key = task.key or (number, index)
-        known = self.numbers.get(key)
-        if known is None:
-            known = self.numbers[key] = len(self.meetings)
-            holds = self.machine.holds_share and not task.facts.is_message
-            self.meetings.append(Meeting(0.0, 0.0, 0.0, holds))
-        meeting = self.meetings[known]
-        meeting.members.append((number, index))
-        if brings:  # else the other end knows how long it takes
-            found = self.costs.exchange(party, task, ranks)
-            meeting.latency = max(meeting.latency, found.latency)
-            meeting.seconds = max(meeting.seconds, found.seconds)
-            meeting.share = max(meeting.share, found.share)
-        return known
-
-    def _ranks(self, party: Party, group: int) -> tuple[int, ...]:
-        """The group that a party's first rank belongs to; equal ones are one object."""
+    def _group(self, party: Party, group: int) -> _Group:
+        """The one that a party's first rank belongs to."""
         plan = self.world.plan
-        by_rank = self.world.by_rank
-        rank = party.number if by_rank else next(iter(plan.mesh.ranks(party.slice)))
-        found = plan.groups[group].ranks(plan.mesh, rank)
-        return self._members.setdefault(found, found)
+        if self.world.by_rank:
+            ranks = party.groups[group]
+        else:
+            ranks = plan.groups[group].ranks(plan.mesh, next(plan.mesh.ranks(party.slice)))
+        return self.groups.setdefault(ranks, _Group(len(self.groups), ranks))
 
     def timeline(self, steps: int) -> Timeline:
         world = self.world
@@ -111,49 +99,68 @@ class _Simulation:
                 tracks, times.issued, times.start, times.end, strict=True
             ):
                 track.begins.append(len(track))
-                track.which.extend(array("I", range(len(issued))))
+                track.which.extend(range(len(issued)))
                 track.issued.extend(issued)
                 track.start.extend(start)
                 track.end.extend(end)
             ends = [max(end, default=begin) for end, begin in zip(times.end, begins, strict=True)]
             bounds.append((min(begins), max(ends)))
             begins = [end + self.machine.between for end in ends]
+        plan_json = world.plan.to_json()
         return Timeline(
             "simulated",
             tracks,
             bounds,
             tuple(map(str, world.plan.history)),
-            world.plan.content_hash(),
+            hash_of(plan_json),
             host_computes=self.machine.host_computes,
+            plan_json=plan_json,
         )
 
     def _track(self, party: Party) -> Track:
-        plan = self.world.plan
+        labels = self._class(party).labels
         if self.world.by_rank:
-            ranks: tuple[int, ...] = (party.number,)
-        else:
-            ranks = tuple(plan.mesh.ranks(party.slice))
-        found = self.found[party.slice]
-        rank = party.number if self.world.by_rank else None
-        return Track(party.label, ranks, labels_of(plan, found, rank=rank))
+            return Track(party.label, (party.number,), labels.of_rank(party.number))
+        ranks = tuple(self.world.plan.mesh.ranks(party.slice))
+        return Track(party.label, ranks, labels.of_class)
 
 
 class _Class:
-    """What all parties with the same tasks share."""
+    """What all parties of a class share."""
 
-    def __init__(self, simulation: _Simulation, party: Party) -> None:
-        tasks, costs = party.tasks, simulation.costs
+    def __init__(
+        self, party: Party, machine: Machine, costs: TaskCosts, labels: ClassLabels
+    ) -> None:
+        tasks = party.tasks
+        self.labels = labels
         self.work = Work(
             names=[task.name for task in tasks],
             host=[costs.host(task) for task in tasks],
-            needs=_held(party) if simulation.machine.host_computes else _in_order(tasks),
+            needs=_held(party) if machine.host_computes else in_order(tasks),
             blocks=[task.blocks for task in tasks],
         )
         self.comms = [
-            (index, task, task.facts.brings)
+            (index, task, machine.holds_share and not task.facts.is_message, task.facts.brings)
             for index, task in enumerate(tasks)
             if isinstance(task, Comm)
         ]
+
+
+class _Group(NamedTuple):
+    """Ranks that meet, and their number among such groups."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+def _prolong(meeting: Meeting, found: Exchange) -> None:
+    """The member that takes longest sets a meeting's time."""
+    if found.latency > meeting.latency:
+        meeting.latency = found.latency
+    if found.seconds > meeting.seconds:
+        meeting.seconds = found.seconds
+    if found.share > meeting.share:
+        meeting.share = found.share
 
 
 def _held(party: Party) -> list[tuple[int, ...]]:
@@ -163,7 +170,7 @@ def _held(party: Party) -> list[tuple[int, ...]]:
     return [tuple(i for i in found if talks[i]) for found in holders]
 
 
-def _in_order(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
+def in_order(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
     """The task before it on its stream, and what it waits for."""
     last: dict[int, int] = defaultdict(lambda: -1)
     found = []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
+import msgspec
+
+from piper.cost.machine_file import machine_of
 from piper.directives.recompute import Keep
 from piper.directives.schedule import Schedule
 from piper.errors import MeshError, ScheduleError
@@ -13,7 +16,8 @@ from piper.ir.select import Selector, where
 from piper.mesh import Mesh
 from piper.schedules import schedule as make_table
 from piper.schedules import takes_stages_per_rank
-from piper.schedules.catalog import Schedulable, check_known, is_file
+from piper.schedules.action_costs import Costs
+from piper.schedules.catalog import Schedulable, check_known, is_file, takes_costs
 from piper.schedules.read import read_table
 from piper.schedules.table import Table
 
@@ -30,6 +34,9 @@ def parallel(
     prefetch: int = 1,
     reuse: int = 1,
     recompute: Keep | None = None,
+    costs: Mapping[str, float] | Literal["measure"] | None = None,
+    machine: Any = None,
+    precision: str | None = None,
     stage_tag: str = "PP",
     expert_tag: str = "EP",
 ) -> Callable[[Schedule], None]:
@@ -40,9 +47,10 @@ def parallel(
     those of `replicate`; `recompute` is what to keep where all else is computed again.
 
     Tagged regions are shared out evenly over the stages of the schedule; a model without any is cut
-    into as many, of about equal cost. The schedule is a name, a .csv or .json file, a table, or a
-    function that gives rows (see `piper.schedules`). There are as many microbatches as a file or
-    table has, else 1.
+    into as many, of about equal `costs`, which are those of `cut`. The schedule is a name, a .csv or
+    .json file, a table, or a function that gives rows (see `piper.schedules`). There are as many
+    microbatches as a file or table has, else 1. A schedule that goes by costs ("auto") takes them from
+    a `machine`, where one is given, computing in a `precision`: both as in `lower`.
     """
     if ep < 1 or dp % ep:
         raise MeshError(f"ep={ep} does not divide dp={dp}", legal="ep that divides dp")
@@ -63,10 +71,14 @@ def parallel(
             )
         table = None
         if pp > 1:
+            # Costs are known once all is placed and split: until then, where stages lie.
+            by_costs = machine is not None and takes_costs(schedule)
+            first: Schedulable = "1f1b" if by_costs and schedule == "auto" else schedule
             if not s.tags.get(stage_tag):
-                s.cut(stage_tag, _table(schedule, pp, microbatches, 0).num_stages)
+                num = _table(first, pp, microbatches, 0).num_stages
+                s.cut(stage_tag, num, costs=costs, rows=_rows(s, dp * microbatches, costs))
             regions = s.tags[stage_tag]
-            table = _table(schedule, pp, microbatches, len(regions))
+            table = _table(first, pp, microbatches, len(regions))
             stages = _stages(table, regions, stage_tag)
             _place(s, mesh, table, stages, stage_tag)
         else:
@@ -84,6 +96,11 @@ def parallel(
             s.recompute(where(), keep=recompute)
         s.split(where(), "MB", microbatches // (table.num_directions if table else 1))
         if table is not None:
+            if by_costs:
+                found = s.stage_costs(machine, tag=stage_tag, stages=stages, precision=precision)
+                table = _table(schedule, pp, microbatches, len(regions), costs=found)
+                name = f"{table.name} for {machine_of(machine).name}"
+                table = msgspec.structs.replace(table, name=name)
             plain = all(len(members) == 1 for members in stages)
             s.order(table, tag=stage_tag, stages=None if plain else stages)
 
@@ -113,7 +130,21 @@ def _place(s: Schedule, mesh: Mesh, table: Table, stages: list[list[int]], tag: 
                 s.place(tagged((tag, region), *way), mesh.at(pp=rank_of[stage]))
 
 
-def _table(schedule: Schedulable, num_ranks: int, num_microbatches: int, num_regions: int) -> Table:
+def _rows(s: Schedule, pieces: int, costs: object) -> int | None:
+    """The samples of one microbatch on one rank, which are measured."""
+    if costs != "measure":
+        return None
+    batch = next(v.type.shape[0] for v in s.graph.values.values() if v.role == "batch")
+    return max(1, batch // pieces)
+
+
+def _table(
+    schedule: Schedulable,
+    num_ranks: int,
+    num_microbatches: int,
+    num_regions: int,
+    **options: Costs,
+) -> Table:
     """The schedule's table; one with several stages a rank takes as many as the model has."""
     per_rank = num_regions // num_ranks
     chosen = takes_stages_per_rank(schedule) and per_rank > 1
@@ -122,6 +153,7 @@ def _table(schedule: Schedulable, num_ranks: int, num_microbatches: int, num_reg
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         stages_per_rank=per_rank if chosen else None,
+        **options,
     )
 
 

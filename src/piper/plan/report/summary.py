@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from piper.directives.order import Order
 from piper.plan.slots import PASSING, Slot
 from piper.plan.types import Plan, RankClass
+from piper.schedules.table import Table
 
 
 def summarize(plan: Plan) -> str:
@@ -15,6 +17,10 @@ def summarize(plan: Plan) -> str:
         f"{plan.num_data_ranks} data ranks x {plan.num_microbatches} microbatches",
         f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {_optimizers(plan)}",
     ]
+    for record in plan.history:
+        order = record.directive
+        if isinstance(order, Order) and isinstance(order.groups, Table) and plan.train:
+            lines.append(f"schedule {order.groups.name} along {order.axis}")
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
         ranks = plan.mesh.size_of(plan.mesh.free(found.slice))

@@ -15,16 +15,20 @@ def fill_memory(plan: Plan, found: RankClass, track: Track) -> None:
     columns = {name: Column() for name in CATEGORIES}
     for number in range(len(track.begins)):
         ledger = MemoryLedger(plan, local)
-        spans = track.step(number)
-        # At one time earlier tasks end before later ones start.
-        starts = ((track.start[i], i, True) for i in spans)
-        ends = ((track.end[i], i, False) for i in spans)
-        moments = sorted([*starts, *ends], key=lambda m: (m[0], m[1], not m[2]))
         known: dict[str, int] = {}
-        for time, index, begins in moments:
+        for time, index, begins in moments(track, number):
             (ledger.start if begins else ledger.end)(track.which[index])
             for name, nbytes in ledger.held.items():
                 if known.get(name) != nbytes:
                     known[name] = nbytes
                     columns[name].set(time, nbytes)
     track.memory = {name: column for name, column in columns.items() if column.peak}
+
+
+def moments(track: Track, step: int) -> list[tuple[float, int, bool]]:
+    """Every start and end of a step's spans in time: when, which span, and whether it begins. At one
+    time earlier tasks end before later ones start."""
+    spans = track.step(step)
+    starts = ((track.start[i], i, True) for i in spans)
+    ends = ((track.end[i], i, False) for i in spans)
+    return sorted([*starts, *ends], key=lambda m: (m[0], m[1], not m[2]))

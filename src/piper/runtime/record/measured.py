@@ -6,9 +6,9 @@ from array import array
 from collections.abc import Sequence
 
 from piper.observe.timeline import Label, Timeline, Track
-from piper.plan.report.task_labels import labels_of
+from piper.plan.report.task_labels import ClassLabels
 from piper.plan.report.track_memory import fill_memory
-from piper.plan.types import Plan
+from piper.plan.types import Plan, hash_of
 from piper.runtime.record.recorder import RankTimes
 
 NANOSECOND = 1e-9
@@ -20,27 +20,27 @@ def measured_timeline(plan: Plan, ranks: Sequence[RankTimes]) -> Timeline:
     begin = min(
         (min(column) for rank in ranks for column in _columns(rank)[:2] if column), default=0
     )
-    shared: dict[tuple[Label, ...], tuple[Label, ...]] = {}
     tracks = []
     for found in plan.classes:
+        labels = ClassLabels(plan, found)
         for number in plan.mesh.ranks(found.slice):
-            labels = labels_of(plan, found, rank=number)
-            labels = shared.setdefault(labels, labels)
-            tracks.append(_track(number, labels, ranks[number], begin, steps))
+            tracks.append(_track(number, labels.of_rank(number), ranks[number], begin, steps))
     tracks.sort(key=lambda track: track.ranks)
     if plan.device == "cpu":
         _end_sends(tracks)
     for found in plan.classes:
         for number in plan.mesh.ranks(found.slice):
             fill_memory(plan, found, tracks[number])
+    plan_json = plan.to_json()
     return Timeline(
         "measured",
         tracks,
         [_bounds(tracks, step) for step in range(steps)],
         tuple(map(str, plan.history)),
-        plan.content_hash(),
+        hash_of(plan_json),
         NANOSECOND * sum(sorted(rank.error for rank in ranks)[-2:]),
         host_computes=plan.device == "cpu",
+        plan_json=plan_json,
     )
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """Passes make many small objects and no cycles, as imports do; looking for some would double their
-    time."""
+    """Passes and simulations make many small objects and no cycles, as imports do; looking for some
+    would double their time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
