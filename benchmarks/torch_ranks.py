@@ -29,7 +29,7 @@ from piper.plan.types import bind, plan_from_json
 from piper.runtime.launch.pickles import receive, send
 from piper.runtime.launch.shares import share_of
 from piper.runtime.transport.null import NullTransport
-from piper.runtime.worker.profile import profiled
+from piper.runtime.worker.torch_trace import profiled
 from piper.runtime.worker.weights import initial_value
 from piper.runtime.worker.worker import Worker
 

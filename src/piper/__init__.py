@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from piper.training.elastic import Elastic
     from piper.training.log_writers import JsonLines, TensorBoard
     from piper.training.loop import train
+    from piper.training.profile import Profile, profile
     from piper.training.records import Training
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ _HOMES = {
     "Mesh": "piper.mesh",
     "PiperError": "piper.errors",
     "Plan": "piper.plan.types",
+    "Profile": "piper.training.profile",
     "Program": "piper.api.program",
     "Run": "piper.api.run",
     "Schedule": "piper.directives.schedule",
@@ -57,6 +59,7 @@ _HOMES = {
     "grouped_mm": "piper.bodies.expert_ops",
     "load_job": "piper.api.job",
     "load_program": "piper.api.program",
+    "profile": "piper.training.profile",
     "mixture": "piper.frontend.mixture",
     "sgd": "piper.plan.optimizers",
     "tag": "piper.frontend.annotate",
@@ -68,10 +71,10 @@ _HOMES = {
 _MODULES = ("schedules", "strategies")
 
 __all__ = [
-    "Callback", "Elastic", "Job", "JsonLines", "LocalPool", "Mesh", "PiperError", "Plan", "Program",
-    "Run", "Schedule", "Share", "StepResult", "TensorBoard", "Training", "adamw", "annotate",
-    "grouped_mm", "load_job", "load_program", "mixture", "schedules", "sgd", "strategies", "tag",
-    "trace", "train", "warm_up", "where",
+    "Callback", "Elastic", "Job", "JsonLines", "LocalPool", "Mesh", "PiperError", "Plan", "Profile",
+    "Program", "Run", "Schedule", "Share", "StepResult", "TensorBoard", "Training", "adamw",
+    "annotate", "grouped_mm", "load_job", "load_program", "mixture", "profile", "schedules", "sgd",
+    "strategies", "tag", "trace", "train", "warm_up", "where",
 ]  # fmt: skip
 
 

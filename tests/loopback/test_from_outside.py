@@ -22,7 +22,7 @@ from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
 from piper.check import check_plan, problems
 from piper.check.proofs import structure
-from piper.cost.estimate import estimate
+from piper.cost.estimate import NodeSeconds
 from piper.errors import PiperError, PlanError, RunError
 from piper.ir import nodes as ir
 from piper.ir.communication import (
@@ -196,7 +196,7 @@ def test_a_collective_and_a_task_kind_of_somebody_elses(job: Job, added: None) -
     assert "kind     broadcast on stream broadcasts" in explain(plan, first.name)
     assert "only in B: 2 broadcast" in diff(job.plan, plan)
     assert volume(plan, plan.classes[-1])["broadcasts", "broadcast"] == (2, 16)
-    assert estimate(graph, graph.nodes[first.name], {}) > 0
+    assert NodeSeconds(graph, {})(graph.nodes[first.name]) > 0
 
 
 def test_the_added_kinds_are_proved_like_all_others(job: Job, added: None) -> None:
@@ -236,7 +236,7 @@ def test_what_nobody_has_added_is_refused_by_name_everywhere(job: Job) -> None:
     refused("no communication is called 'broadcast'", PlanError, communication, "broadcast")
     refused("no communication is called 'broadcast'", PlanError, verify, graph)
     node = next(node for node in graph.comms if node.comm == "broadcast")
-    refused("no communication is called 'broadcast'", PlanError, estimate, graph, node, {})
+    refused("no communication is called 'broadcast'", PlanError, NodeSeconds(graph, {}), node)
     refused("no rule makes a task of a ScaleNode", PlanError, _plan, job, graph)
     for task, words in (
         (unknown, "is a communication 'broadcast', which does not exist"),

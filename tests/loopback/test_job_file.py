@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -13,11 +14,12 @@ import torch
 
 import piper
 from piper.api.job import Job
+from piper.bodies.files.body_fit import check_bodies
 from piper.bodies.files.codec import content_hash
 from piper.cli.main import main
 from piper.errors import CheckError, PlanError
 from piper.strategies import parallel
-from tests.zoo import ADAMW, batches_of, program_of
+from tests.zoo import ADAMW, CASES, batches_of, program_of
 
 pytestmark = pytest.mark.xdist_group("job_file")
 FILE = str(Path(__file__).parents[1] / "procs" / "tiny.py")
@@ -226,3 +228,35 @@ def test_what_the_command_line_refuses(
     assert main(["plan", FILE, "--dp", "2", "-o", plan]) == 0
     assert main(["train", plan, "--steps", "1", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_plan_of_ours_fits_its_bodies(name: str) -> None:
+    """Also where a tensor that is saved for the backward does not lie as a new one would."""
+    schedule = ("1f1b", "zb_h1")[sorted(CASES).index(name) % 2]  # backwards whole, and in halves
+    strategy = parallel(pp=CASES[name].num_stages, schedule=schedule, microbatches=2)
+    job = program_of(name).apply(strategy).lower(optimizer=ADAMW)
+    check_bodies(job.plan, job.bodies)
+
+
+@pytest.mark.parametrize("example", ["dense", "moe"])
+def test_a_job_with_attention_comes_back(example: str, tmp_path: Path) -> None:
+    module = importlib.import_module(f"examples.{example}")
+    program = piper.trace(module.model, module.batch(), module.step)
+    job = program.apply(parallel(pp=2, dp=2, zero=2, microbatches=2)).lower(optimizer=ADAMW)
+    job.save(tmp_path / "job.json")
+    loaded = piper.load_job(tmp_path / "job.json")
+    assert loaded.plan.content_hash() == job.plan.content_hash()
+    with job.launch("loopback") as run, loaded.launch("loopback") as again:
+        assert run.step(module.batch(1)).loss == again.step(module.batch(1)).loss
+
+
+def test_plans_are_made_the_same_each_time() -> None:
+    """Nothing goes by the order of a set: torchrun's ranks lower for themselves."""
+    module = importlib.import_module("examples.moe")
+    kept, hashes = [], set()
+    for _ in range(5):
+        program = piper.trace(module.model, module.batch(), module.step)
+        kept.append(program)  # so that the next one's nodes lie elsewhere
+        hashes.add(program.apply(parallel(pp=2, microbatches=2)).lower().plan.content_hash())
+    assert len(hashes) == 1

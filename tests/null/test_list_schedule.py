@@ -30,6 +30,6 @@ def test_waiting_nodes_do_not_wake_their_queue_again_and_again(
 
     monkeypatch.setattr(list_schedule._Simulation, "_advance", counted)
     whole = Graph("physical", nodes, {})
-    graph = list_schedule.schedule(whole, NodeSeconds(whole, {}))
+    graph = list_schedule.schedule(whole, NodeSeconds(whole, {})).graph
     assert list(graph.nodes) == list(nodes)
     assert looks <= 2 * NODES  # with a wake per node that waits: two million

@@ -216,3 +216,42 @@ def test_the_table_of_auto_is_kept_in_the_history() -> None:
     again = traced(PP).apply(names["strategy"])
     assert table_of(again) == table_of(program)
     assert table_of(again).name == "auto for H100"
+
+
+# What list scheduling expects
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [{"pp": 2, "microbatches": 4}, {"pp": 4, "microbatches": 8, "schedule": "zb_h1"}, {"dp": 2}],
+    ids=str,
+)
+def test_list_scheduling_expects_what_the_simulator_gives(degrees: dict[str, Any]) -> None:
+    program = traced(4).apply(parallel(**degrees))
+    near = Link(10e-6, 300e9)  # which takes nothing from computation, as list scheduling has it
+    found = msgspec.structs.replace(
+        machine("h100"), dispatch=0.0, exchange=0.0, node=near, network=near
+    )
+    expected, plan = program.expected(machine=found), program.lower(machine=found).plan
+    simulated = simulate(plan, found)
+    assert expected.directives == simulated.directives
+    assert expected.num_spans == simulated.num_spans
+    for mine, theirs in zip(expected.tracks, simulated.tracks, strict=True):
+        assert mine.ranks == theirs.ranks
+        spans = {span.label.name: span for span in theirs}
+        for span in mine:
+            other = spans[span.label.name]
+            assert msgspec.structs.replace(other.label, meeting=span.label.meeting) == span.label
+            if span.label.kind in ("run", "add", "send", "recv"):
+                assert span.end == pytest.approx(other.end, rel=1e-12)
+    # Not equal: the sum of the loss, which comes last in the plan, and updates, whose parameters a node
+    # has before and after, but a task in one place.
+    assert expected.step_seconds[0] == pytest.approx(simulated.step_seconds[0], rel=0.05)
+
+
+def test_a_slow_body_is_expected_to_be_slow() -> None:
+    program = traced(4).apply(in_a_circle)
+    measured = with_slow_backward(program.lower().plan)
+    spans = [span for track in program.expected(machine=measured).tracks for span in track]
+    slow = [span.seconds for span in spans if span.label.name.startswith("B[PP=2")]
+    assert slow == pytest.approx([0.02] * 8)

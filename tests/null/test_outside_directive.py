@@ -109,7 +109,7 @@ def test_a_process_without_the_class_keeps_what_it_reads(
     """As workers do, who never see the user's strategy."""
     (tmp_path / "plan.json").write_bytes(program.lower().plan.to_json())
     command = [sys.executable, "-c", READER, str(tmp_path / "plan.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     code = "s.speak(selector={'tags': [['PP', 2]]}, on='fast')"
     assert (done.stdout, done.stderr) == (f"{code} Unknown True\n", "")
 

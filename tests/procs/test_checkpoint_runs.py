@@ -51,7 +51,7 @@ def _started(*arguments: str) -> subprocess.Popen[str]:
 def undisturbed() -> dict[int, float]:
     """Losses of 8 steps without a stop, by their step."""
     process = _started("--launch", "loopback", *DP2, "--steps", "8")
-    out, errors = process.communicate(timeout=110)
+    out, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     return _losses(_events(out))
 
@@ -73,7 +73,7 @@ def test_resumed_under_other_strategies_and_launchers(
         "step-00000005",
     ]
     process = _started(*folder, "--launch", "torchrun", *DP2, "--steps", "8")
-    out, errors = process.communicate(timeout=110)
+    out, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     third = _events(out)
     assert [list(_losses(part)) for part in (first, second, third)] == [
@@ -102,7 +102,7 @@ def test_a_request_to_end_saves_first(
         assert line, process.communicate()[1]
         out += line
     process.send_signal(signal.SIGTERM)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=200)
     events = _events(out + rest)
     if launcher == "local":  # torchrun has an exit code of its own
         assert process.returncode == 143, errors

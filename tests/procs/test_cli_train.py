@@ -39,7 +39,7 @@ def test_local_and_torchrun_train_alike(capsys: pytest.CaptureFixture[str]) -> N
     assert main(arguments) == 0
     local = _events(capsys.readouterr().out)
     process = _piper(*arguments, "--launch", "torchrun")
-    out, errors = process.communicate(timeout=110)
+    out, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     ran = _events(out)
     assert [event["rank"] for event in local if event["event"] == "launch"] in ([0, 1], [1, 0])
@@ -69,7 +69,7 @@ def test_a_saved_plan_trains_on_processes_as_its_file_does(
 def test_data_that_fails_under_torchrun_is_told_once_with_its_rank() -> None:
     arguments = ["train", FILE, *TWO, "--steps", "9", "--nproc=2", "--launch", "torchrun"]
     process = _piper(*arguments, BROKEN="yes")
-    out, errors = process.communicate(timeout=110)
+    out, errors = process.communicate(timeout=280)
     assert process.returncode != 0
     assert "step 2/9" in out and "step 3/9" not in out
     assert errors.count("rank 1 failed in fetch: OSError: block 7 is damaged") == 1
@@ -125,7 +125,7 @@ def test_ctrl_c_says_where_it_was_and_leaves_nobody(background: bool) -> None:
         children = [parent, *_children(parent)]
         assert len(children) == 3
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == 130

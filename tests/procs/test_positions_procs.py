@@ -102,7 +102,7 @@ def _under_torchrun(num: int, parts: dict[str, tuple[int, str]]) -> dict[str, tu
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

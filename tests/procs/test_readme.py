@@ -17,7 +17,7 @@ def test_the_program_in_the_readme_trains(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(program[1])
     done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.splitlines() if re.fullmatch(r"\d\.\d+", line)]

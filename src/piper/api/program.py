@@ -15,6 +15,7 @@ from piper.compiler.driver import (
     Lowered,
     Scheduled,
     Settings,
+    expected_step,
     foresee,
     foresee_graph,
     lower,
@@ -42,6 +43,7 @@ from piper.ir.history import History, Record
 from piper.ir.tensor_type import Shapes
 from piper.ir.well_formed import verify
 from piper.no_collections import no_collections
+from piper.observe.timeline import Timeline
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.passes.preview import Foreseen, foreseen_in, preview_text
@@ -190,6 +192,25 @@ class Program:
         found = NOMINAL if machine is None else machine_of(machine)
         settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, None, "", None, found)
         return text_after(self._scheduled, settings, last=last)
+
+    def expected(
+        self,
+        *,
+        device: str = "cpu",
+        precision: str | None = None,
+        clip: float | None = None,
+        machine: Machine | str | None = None,
+    ) -> Timeline:
+        """A step as `lower` takes it to be when it puts tasks in order, on a `machine` or the nominal
+        one: each task as long as it is alone, without gathers of parameters for each use. What the plan
+        takes with all that goes on beside it, `piper simulate` says."""
+        grouping, frozen = self.source.grouping(_SGD)
+        found = NOMINAL if machine is None else machine_of(machine)
+        dtype = dtype_of(precision)
+        settings = Settings(
+            _SGD, grouping, frozen, device, 0, clip, False, None, dtype, None, found
+        )
+        return expected_step(self._scheduled, settings)
 
     def _foreseen_without_model(self, clip: float | None) -> Graph:
         graph = self.graph if self.history else complete(self.graph, [])

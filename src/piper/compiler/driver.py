@@ -32,6 +32,8 @@ from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.mesh import Mesh
 from piper.no_collections import no_collections
+from piper.observe.timeline import Timeline
+from piper.passes.dispatch.expected_times import expected_timeline
 from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.bind import GetBodies
@@ -146,6 +148,15 @@ def text_after(scheduled: Scheduled, settings: Settings, *, last: str) -> str:
     with no_collections():
         _, state, _ = _started(scheduled, settings, None, None)
         return graph_to_text(run_passes(state, last=last).graph)
+
+
+def expected_step(scheduled: Scheduled, settings: Settings) -> Timeline:
+    """A step as list scheduling takes it to be when it puts tasks in order."""
+    with no_collections():
+        _, state, _ = _started(scheduled, settings, None, None)
+        ordered = run_passes(state, last="schedule").ordered
+    assert ordered is not None
+    return expected_timeline(ordered, [str(record) for record in scheduled.history])
 
 
 def bodies_on(

@@ -20,7 +20,7 @@ from piper.ir.well_formed import verify
 from piper.mesh import Group, Slice
 from piper.passes.dispatch.early_messages import early_messages
 from piper.passes.dispatch.emit import emit
-from piper.passes.dispatch.list_schedule import crossed_messages, schedule
+from piper.passes.dispatch.list_schedule import Ordered, crossed_messages, schedule
 from piper.passes.dispatch.pace import pace
 from piper.passes.physical.bind import GetBodies, bind_bodies
 from piper.passes.physical.buckets import Bucketed, make_buckets
@@ -59,6 +59,7 @@ class Lowering:
     gradients: dict[tuple[int, Slice], str] = field(default_factory=dict)
     clipping: Clip | None = None
     physical: Graph | None = None  # the draft once it is closed
+    ordered: Ordered | None = None  # as list scheduling has left it
     classes: tuple[RankClass, ...] = ()
     streams: tuple[Stream, ...] = ()
     groups: tuple[Group, ...] = ()
@@ -138,9 +139,10 @@ def _order(state: Lowering) -> None:
 
 def _schedule(state: Lowering) -> None:
     try:
-        state.physical = schedule(state.graph, NodeSeconds(state.graph, state.flops, state.machine))
+        ordered = schedule(state.graph, NodeSeconds(state.graph, state.flops, state.machine))
     except PlanError as error:
         raise _order_error(state, str(error)) from None
+    state.physical, state.ordered = ordered.graph, ordered
     crossed = crossed_messages(state.graph)
     if crossed:
         raise _order_error(state, "sent {} before {}, received {} first".format(*crossed))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from piper.check.parties import Party, World, compressed, expanded
-from piper.cost.machine import Machine
+from piper.cost.machine import Exchange, Machine
 from piper.mesh import Slice
 from piper.no_collections import no_collections
 from piper.observe.timeline import Timeline, Track
@@ -17,7 +17,7 @@ from piper.plan.tasks import Comm, Task
 from piper.plan.types import Plan, hash_of
 from piper.sim.disturbances import Disturbance, disturbed
 from piper.sim.engine import ALONE, Engine, Meeting, Row, Work
-from piper.sim.task_costs import Exchange, MachineCosts, TaskCosts
+from piper.sim.task_costs import MachineCosts, TaskCosts
 
 
 def simulate(

@@ -254,8 +254,8 @@ class _Cut:
                 source = self._twin.get(node, node)
                 copies[source] = _placeholder(half.graph, source)
                 half.inputs.append(ref)
-        for node in needed & self._twin.keys():
-            if node not in copies:
+        for node in nodes:
+            if node in needed and node in self._twin and node not in copies:
                 shape = [n if isinstance(n, int) else -1 for n in node.meta["val"].shape]
                 twin = copies[self._twin[node]]
                 copies[node] = half.graph.call_function(torch.ops.aten.view.default, (twin, shape))

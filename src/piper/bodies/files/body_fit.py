@@ -42,14 +42,9 @@ class _Misfit(Exception):
 def check_bodies(plan: Plan, texts: Mapping[str, str]) -> None:
     """Raise PlanError unless every body can be read and fits where it is called."""
     modules = {name: decode(texts[name]) for name in plan.bodies}
-    checked: set[tuple[Any, ...]] = set()
+    fits = _Fits(modules, plan.device)
     for part in plan.classes:
-        for task in part.tasks:
-            call = _call(part, task) if isinstance(task, Calling) else ()
-            if isinstance(task, Calling) and call not in checked:
-                checked.add(call)
-                with _refusing(f"{part.slice}: {task.name}", task.body):
-                    _fit_task(modules[task.body], part, task, plan.device)
+        fits.check(part)
     for name, tensor in plan.tensors.items():
         with _refusing(name, tensor.init):
             _fit_initial(modules[tensor.init], tensor)
@@ -67,12 +62,43 @@ def _refusing(caller: str, body: str) -> Iterator[None]:
         raise PlanError(f"{caller}: body {body} {lines[0][:200]}") from None
 
 
-def _call(part: RankClass, task: Calling) -> tuple[Any, ...]:
-    slots = [part.slots[index] for index in (*task.inputs, *task.outputs)]
-    return task.body, len(task.inputs), *((s.shape, s.dtype, s.bound is None) for s in slots)
+Strides = tuple[int, ...] | None  # None: as a new tensor has them
 
 
-def _fit_task(module: fx.GraphModule, part: RankClass, task: Calling, device: str) -> None:
+class _Fits:
+    """Calls that fit: each is run once, with the strides that the tasks before it leave."""
+
+    def __init__(self, modules: Mapping[str, fx.GraphModule], device: str) -> None:
+        self.modules = modules
+        self.device = device
+        self.left: dict[tuple[Any, ...], tuple[Strides, ...]] = {}  # by call, of its results
+
+    def check(self, part: RankClass) -> None:
+        strides: dict[int, Strides] = {}  # of slots as they are by now
+        for task in part.tasks:
+            if isinstance(task, Calling):
+                given = tuple(strides.get(index) for index in task.inputs)
+                slots = [part.slots[index] for index in (*task.inputs, *task.outputs)]
+                kinds = ((s.shape, s.dtype, s.bound is None) for s in slots)
+                call = (task.body, given, *kinds)
+                if call not in self.left:
+                    with _refusing(f"{part.slice}: {task.name}", task.body):
+                        module = self.modules[task.body]
+                        self.left[call] = _fit_task(module, part, task, given, self.device)
+                strides |= zip(task.outputs, self.left[call], strict=True)
+            else:
+                alike = {part.slots[index].shape: strides.get(index) for index in task.reads}
+                strides |= {index: alike.get(part.slots[index].shape) for index in task.writes}
+
+
+def _fit_task(
+    module: fx.GraphModule,
+    part: RankClass,
+    task: Calling,
+    given: Sequence[Strides],
+    device: str,
+) -> tuple[Strides, ...]:
+    """The strides of what it gives."""
     num_inputs = len(module.graph.find_nodes(op="placeholder"))
     (results,) = module.graph.output_node().args
     assert isinstance(results, tuple | list)
@@ -82,12 +108,18 @@ def _fit_task(module: fx.GraphModule, part: RankClass, task: Calling, device: st
             f"not {len(task.inputs)} and {len(task.outputs)}"
         )
     if device != "cpu" and not torch.cuda.is_available():
-        return  # another machine's kernels decide about strides and dtypes
+        return (None,) * len(results)  # another machine's kernels decide about strides and dtypes
     with FakeTensorMode():
-        inputs = [_fake(part.slots[index], device) for index in task.inputs]
+        inputs = [
+            _fake(part.slots[index], strides, device)
+            for index, strides in zip(task.inputs, given, strict=True)
+        ]
     outputs = _run(module, inputs)
-    for index, value in zip(task.outputs, outputs or (), strict=False):
+    if outputs is None:
+        return (None,) * len(results)
+    for index, value in zip(task.outputs, outputs, strict=False):
         _compare(part.slots[index], value)
+    return tuple(_strides(part.slots[i], v) for i, v in zip(task.outputs, outputs, strict=True))
 
 
 def _fit_initial(module: fx.GraphModule, tensor: ModelTensor) -> None:
@@ -99,8 +131,18 @@ def _fit_initial(module: fx.GraphModule, tensor: ModelTensor) -> None:
         raise _Misfit(f"does not make one tensor of shape {list(tensor.shape)}")
 
 
-def _fake(slot: Slot, device: str) -> Tensor:
-    return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=device)
+def _fake(slot: Slot, strides: Strides, device: str) -> Tensor:
+    dtype = getattr(torch, slot.dtype)
+    if strides is None:
+        return torch.empty(slot.shape, dtype=dtype, device=device)
+    return torch.empty_strided(slot.shape, strides, dtype=dtype, device=device)
+
+
+def _strides(slot: Slot, value: Tensor) -> Strides:
+    """Rows by the data have those of a new tensor."""
+    if slot.bound is not None or value.layout != torch.strided or value.is_contiguous():
+        return None
+    return tuple(value.stride())
 
 
 def _compare(slot: Slot, value: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
+from typing import NamedTuple
 
 from piper.cost.estimate import NodeSeconds
 from piper.errors import PlanError
@@ -22,9 +23,17 @@ from piper.mesh import Slice
 _Rank = tuple[int, int, int]
 
 
-def schedule(graph: Graph, seconds: NodeSeconds) -> Graph:
-    """The same graph with its nodes in the order in which they are to be dispatched."""
-    return _Simulation(graph, seconds).run()
+class Ordered(NamedTuple):
+    """A graph with its nodes in the order in which they are to be dispatched; and when each is expected
+    to start and to end, in that order."""
+
+    graph: Graph
+    times: list[tuple[float, float]]
+
+
+def schedule(graph: Graph, seconds: NodeSeconds) -> Ordered:
+    simulation = _Simulation(graph, seconds)
+    return Ordered(simulation.run(), simulation.times)
 
 
 def crossed_messages(graph: Graph) -> tuple[str, str, str] | None:
@@ -70,6 +79,7 @@ class _Simulation:
         self.wake: list[tuple[float, int, int]] = []
         self.inputs_at = dict.fromkeys(graph.nodes, 0.0)
         self.order: list[str] = []
+        self.times: list[tuple[float, float]] = []
 
     def run(self) -> Graph:
         for name, missing in self.missing.items():
@@ -132,6 +142,7 @@ class _Simulation:
             for target in (*following, *ordered):  # messages are received as they were sent
                 self.rank[target] = (0, len(self.order), 0)
         self.order.append(name)
+        self.times.append((now, end))
         for target in following:
             self._passed(target, end)
         for target in ordered:

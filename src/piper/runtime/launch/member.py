@@ -36,8 +36,8 @@ from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.null import NullTransport
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.heap import keep_memory
-from piper.runtime.worker.profile import profiled
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
+from piper.runtime.worker.torch_trace import profiled
 from piper.runtime.worker.worker import Worker
 from piper.stored.stored_pieces import StoredState
 from piper.stored.weight_files import Place

@@ -185,6 +185,25 @@ def _into_memory(call: Any) -> Collective:
     return collective
 
 
+def _reduce_scatter(
+    transport: DistributedTransport,
+    exchange: Exchange,
+    tensor: Tensor,
+    splits: Splits,
+    into: Tensor | None,
+    group: Any,
+) -> Pending:
+    """Gloo's own reduces everything everywhere, too, but never says that it is over."""
+    if not transport.aside:
+        return _REDUCE_SCATTER(transport, exchange, tensor, splits, into, group)
+    into = transport.empty(exchange) if into is None else into
+    whole = tensor.clone(memory_format=torch.contiguous_format)
+    size = into.numel()
+    begin = exchange.ranks.index(exchange.rank) * size
+    part = whole.view(-1)[begin : begin + size].view(into.shape)
+    return _Part(dist.all_reduce(whole, group=group, async_op=True), into, part)
+
+
 def _all_to_all(
     transport: DistributedTransport,
     exchange: Exchange,
@@ -205,9 +224,10 @@ def _all_to_all(
     return Work(work, into, keep=tensor)
 
 
+_REDUCE_SCATTER = _into_memory(reduce_scatter_single)
 COLLECTIVES: dict[str, Collective] = {
     "all_reduce": _all_reduce,
-    "reduce_scatter": _into_memory(reduce_scatter_single),
+    "reduce_scatter": _reduce_scatter,
     "all_gather": _into_memory(all_gather_single),
     "all_to_all": _all_to_all,
 }
@@ -232,3 +252,19 @@ class Work:
         if self.work is not None:
             self.work.wait()
         return [] if self.result is None else [self.result]
+
+
+@dataclass
+class _Part:
+    """Of what is reduced, the part that stays here."""
+
+    work: Any
+    result: Tensor
+    part: Tensor
+
+    def ready(self) -> bool:
+        return bool(self.work.is_completed())
+
+    def finish(self) -> list[Tensor]:
+        self.work.wait()
+        return [self.result.copy_(self.part)]

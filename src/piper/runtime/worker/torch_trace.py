@@ -1,4 +1,4 @@
-"""Profile: what a rank did in a step, as a compressed Chrome trace."""
+"""Torch trace: what torch's profiler sees of a rank's step, as a compressed Chrome trace."""
 
 from __future__ import annotations
 
