@@ -10,10 +10,11 @@ from typing import Literal, NamedTuple
 from piper.errors import PlanError
 from piper.observe.flows import Place
 from piper.observe.meetings import Meetings
-from piper.observe.timeline import Timeline, Track
+from piper.observe.timeline import Timeline
 from piper.plan.held_by import held_by
 from piper.plan.tasks import Comm
-from piper.plan.types import Plan, RankClass, class_of
+from piper.plan.types import Plan
+from piper.sim.timeline_classes import classes_of
 
 Why = Literal["data", "stream", "host", "peer", "begin"]
 
@@ -48,18 +49,10 @@ class Causes(Meetings):
         self.step = step % len(timeline.steps)
         super().__init__(timeline, self.step)
         self.begin, self.end = timeline.steps[self.step]
-        self.classes = [self._class_of(track) for track in timeline.tracks]
+        self.classes = classes_of(plan, timeline)
+        if not any(self.spans):
+            raise PlanError("a plan without tasks has no causes")
         self._orders: dict[int, _Order] = {}
-
-    def _class_of(self, track: Track) -> RankClass:
-        rank = track.ranks[0]
-        if rank < self.plan.mesh.size:
-            found = class_of(self.plan, rank)
-            if [label.name for label in track.labels] == [task.name for task in found.tasks]:
-                return found
-        raise PlanError(
-            f"the timeline of {track.name} is not one of plan {self.plan.content_hash()}"
-        )
 
     def _order(self, number: int) -> _Order:
         found = self.classes[number]
