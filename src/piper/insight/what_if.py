@@ -3,6 +3,7 @@ if some were faster, out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -125,8 +126,14 @@ def what_if_replayed(plan: Plan, timeline: Timeline, what: str, factor: float = 
         median(changed),
         _num_tasks(plan, chosen),
         median(recorded),
-        max(abs(a / b - 1) for a, b in zip(alone, recorded, strict=True)),
+        max(_off(a, b) for a, b in zip(alone, recorded, strict=True)),
     )
+
+
+def _off(replayed: float, recorded: float) -> float:
+    if recorded:
+        return abs(replayed / recorded - 1)
+    return math.inf if replayed else 0.0
 
 
 def _num_tasks(plan: Plan, chosen: Chosen) -> int:
