@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from piper.cost.machine import Link, Machine
-from piper.errors import FileError
+from piper.errors import FileError, PlanError
 from piper.insight.causes import Causes
 from piper.insight.critical_path import WAITING, critical_path
+from piper.insight.diff_text import diff_text
 from piper.insight.gaps import gap_at, largest_gaps
+from piper.insight.reason_text import what_if_text
+from piper.insight.step_text import step_text
 from piper.insight.suspects import suspects
+from piper.insight.timeline_diff import timeline_diff
 from piper.insight.use_of_time import union, use_of_time
-from piper.insight.what_if import what_if
+from piper.insight.what_if import what_if, what_if_replayed
+from piper.observe.timeline import Timeline
 from piper.sim.disturbances import Jitter, SlowBody, SlowLink, SlowRank
+from piper.sim.measured_costs import MeasuredCosts
 from piper.sim.simulate import simulate
 from piper.sim.task_costs import GivenCosts
 from tests.null.test_simulate import PAPER_MACHINE, layers_plan
@@ -133,6 +143,76 @@ def test_a_tracks_time_is_used_up(host_computes: bool) -> None:
         assert use.computing + use.exposed + use.idle == pytest.approx(use.seconds)
         assert min(use.computing, use.exposed, use.hidden) > 0 and use.idle >= -1e-12
         assert use.hidden <= use.computing
+
+
+def test_a_host_that_is_held_is_told() -> None:
+    plan = layers_plan(2, 2, pp=2)
+    timeline = simulate(plan, _machine(host_computes=True), steps=2)
+    assert [use.held for use in use_of_time(timeline)] == [0.0, 0.0]
+    assert "host held" not in step_text(plan, Causes(plan, timeline))
+    for track in timeline.tracks:
+        track.waited.extend([0.0] * len(track))
+    track, seconds = timeline.tracks[1], timeline.step_seconds[1]
+    for span in (0, *track.step(1)[:2]):  # one of them of the step before
+        track.waited[span] = seconds / 8
+    assert [use.held for use in use_of_time(timeline)] == [0.0, pytest.approx(seconds / 4)]
+    first, second = step_text(plan, Causes(plan, timeline)).splitlines()[1:3]
+    assert "held" not in first and second.endswith("; host held 25.0%")
+
+
+def test_a_step_of_no_length_is_told() -> None:
+    plan = layers_plan(2, 2, pp=2)
+    nothing = simulate(plan, _machine(), costs=GivenCosts({}))
+    causes = Causes(plan, nothing)
+    assert nothing.step_seconds == [0.0]
+    assert "computes 0.0%, waits for communication 0.0%, idle 0.0%" in step_text(plan, causes)
+    assert suspects(causes, causes) == [] and list(diff_text(timeline_diff(nothing, nothing)))
+    nothing.source = "measured"
+    found = what_if_replayed(plan, nothing, "F")
+    assert (found.seconds, found.changed, found.recorded, found.off) == (0.0, 0.0, 0.0, 0.0)
+    assert "no step is further off than 0.0%" in next(iter(what_if_text([found])))
+    track = nothing.tracks[1]
+    update = next(i for i, span in enumerate(track) if span.label.kind == "update")
+    track.end[update] = 1.0  # in a step that says that it took no time
+    assert what_if_replayed(plan, nothing, "F").off == math.inf
+
+
+def _pop_span(timeline: Timeline) -> None:
+    for name in ("which", "issued", "start", "end"):
+        getattr(timeline.tracks[0], name).pop()
+
+
+def _rename_meeting(timeline: Timeline) -> None:
+    track = timeline.tracks[0]
+    track.labels = tuple(
+        msgspec.structs.replace(label, meeting="elsewhere") if label.meeting else label
+        for label in track.labels
+    )
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _pop_span,
+        _rename_meeting,
+        lambda timeline: timeline.tracks.pop(),
+        lambda timeline: timeline.tracks[0].which.__setitem__(slice(0, 2), array("I", [1, 0])),
+        lambda timeline: timeline.tracks[0].begins.__setitem__(1, 3),
+        lambda timeline: setattr(timeline.tracks[0], "ranks", (7,)),
+    ],
+)
+def test_a_timeline_that_is_not_of_the_plan_is_refused(
+    damage: Callable[[Timeline], Any], by_rank: bool
+) -> None:
+    plan = layers_plan(2, 2, pp=2, dp=2)
+    timeline = simulate(plan, _machine(), steps=2, by_rank=by_rank)
+    Causes(plan, timeline)
+    damage(timeline)
+    with pytest.raises(PlanError, match=r"not one of plan|the timeline has"):
+        Causes(plan, timeline)
+    with pytest.raises(PlanError, match=r"not one of plan|the timeline has"):
+        MeasuredCosts(plan, timeline, timeline.settled)
 
 
 def test_unions_have_no_overlaps() -> None:
