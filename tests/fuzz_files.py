@@ -34,8 +34,9 @@ from piper.check import expanded, problems
 from piper.cli.main import main
 from piper.cost.presets import MACHINES
 from piper.observe.timeline import Timeline
-from piper.observe.timeline_files import load_timeline, save_timeline, to_bytes
+from piper.observe.timeline_files import load_timeline, to_bytes
 from piper.observe.timeline_files import to_json as timeline_to_json
+from piper.observe.timeline_output import save_timeline
 from piper.plan.report.track_memory import fill_memory
 from piper.plan.types import class_of, plan_from_json
 from piper.schedules import parse_json, read_table, schedule

@@ -14,13 +14,8 @@ import pytest
 from piper.cost.presets import MACHINES
 from piper.errors import FileError
 from piper.observe.timeline import Column, Label, Timeline, Track
-from piper.observe.timeline_files import (
-    from_bytes,
-    load_timeline,
-    save_timeline,
-    to_bytes,
-    to_json,
-)
+from piper.observe.timeline_files import from_bytes, load_timeline, to_bytes, to_json
+from piper.observe.timeline_output import save_timeline
 from piper.sim.simulate import simulate
 from tests.null.test_simulate import layers_plan
 
