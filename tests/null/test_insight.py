@@ -147,5 +147,7 @@ def test_what_if_something_were_free() -> None:
     assert reduced.tasks > 0 and 0 < reduced.gain < 1
     slower = what_if(plan, machine, "B[PP=1", 2.0)
     assert slower.gain < 0 and "longer" in str(slower)
+    sent, received = (what_if(plan, machine, end, 100.0) for end in ("send", "recv"))
+    assert sent.gain == received.gain < -0.01  # both ends are one message
     made = what_if(plan, machine, "replicate")
     assert made.tasks >= reduced.tasks - 2 and made.gain > 0

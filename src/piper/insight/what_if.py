@@ -17,7 +17,7 @@ from piper.plan.tasks import Comm, Run, Task
 from piper.plan.types import Plan
 from piper.sim.measured_costs import MeasuredCosts, replayed
 from piper.sim.simulate import simulate
-from piper.sim.task_costs import MachineCosts, TaskCosts
+from piper.sim.task_costs import MachineCosts, TaskCosts, meetings_of
 
 Chosen = Callable[[Task], bool]
 
@@ -53,6 +53,7 @@ class WhatIf(msgspec.Struct, frozen=True):
 class _Changed:
     costs: TaskCosts
     chosen: Chosen
+    meetings: frozenset[str]
     factor: float
 
     def compute(self, party: Party) -> list[float]:
@@ -61,7 +62,7 @@ class _Changed:
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
         found = self.costs.exchange(party, task, ranks)
-        if not self.chosen(task):
+        if task.meeting not in self.meetings:
             return found
         by = self.factor
         return replace(found, latency=found.latency * by, seconds=found.seconds * by)
@@ -102,7 +103,7 @@ def what_if(
     chosen = chosen_by(plan, what)
     alone, changed = (
         simulate(plan, machine, steps=2, costs=each).step_seconds[1]
-        for each in (costs, _Changed(costs, chosen, factor))
+        for each in (costs, _Changed(costs, chosen, meetings_of(plan, chosen), factor))
     )
     return WhatIf(what, factor, alone, changed, _num_tasks(plan, chosen))
 
@@ -111,12 +112,13 @@ def what_if_replayed(plan: Plan, timeline: Timeline, what: str, factor: float = 
     """In a timeline of the plan: every settled step with what its own tasks took, and the median. What
     is usual for each task makes no usual step: someone is always late, and the others wait."""
     chosen = chosen_by(plan, what)
+    meetings = meetings_of(plan, chosen)
     alone, changed = [], []
     recorded = [timeline.step_seconds[step] for step in timeline.settled]
     for step in timeline.settled:
         costs = MeasuredCosts(plan, timeline, [step])
         alone.append(replayed(plan, timeline, costs).step_seconds[0])
-        faster = _Changed(costs, chosen, factor)
+        faster = _Changed(costs, chosen, meetings, factor)
         changed.append(replayed(plan, timeline, faster).step_seconds[0])
     return WhatIf(
         what,
