@@ -15,6 +15,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,16 @@ from transformer import make_batch
 
 import piper
 from piper.api.job import Job
-from piper.sim.calibration import with_links
 from piper.sim.simulate import simulate
 from piper.strategies import parallel
-from piper.training.profile import base_machine, calibrated, profile
+from piper.training.profile import calibrated, linked, profile
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 moe_lm: Any = importlib.import_module("moe_lm")
 DOCS = ROOT / "docs" / "prediction.md"
 PIPELINES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev")
-Case = tuple[Callable[[], Job], Any]  # a job and its batch
+Case = tuple[Job, Any]  # and its batch
 
 
 def cpu_cases(options: Any) -> dict[str, Case]:
@@ -66,11 +66,19 @@ def cpu_cases(options: Any) -> dict[str, Case]:
         return program.apply(strategy).lower(optimizer=moe_lm.optimizer, clip=1.0)
 
     names = (*PIPELINES, *(f"ZeRO-{level}" for level in range(4)))
-    found: dict[str, Case] = {name: (lambda name=name: dense(name), batch) for name in names}
-    return found | {EXPERTS: (experts, moe_lm.batch())}
+    found: dict[str, Callable[[], Job]] = {name: partial(dense, name) for name in names}
+    found[EXPERTS] = experts
+    batches = {EXPERTS: moe_lm.batch()}
+    return {name: (make(), batches.get(name, batch)) for name, make in chosen(found, options)}
 
 
 EXPERTS = "experts over 2 ranks, ZeRO-1"
+
+
+def chosen(
+    makers: dict[str, Callable[[], Job]], options: Any
+) -> list[tuple[str, Callable[[], Job]]]:
+    return [item for item in makers.items() if not options.only or item[0] in options.only]
 
 
 def gpu_cases(options: Any) -> dict[str, Case]:
@@ -78,8 +86,8 @@ def gpu_cases(options: Any) -> dict[str, Case]:
     given = argparse.Namespace(sizes=sizes, device="cpu" if options.small else "cuda")
     batch = make_batch(sizes)
     names = ("1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev")
-    found: dict[str, Case] = {
-        name: (lambda name=name: shared_gpu.lower(name, given), batch) for name in names
+    makers: dict[str, Callable[[], Job]] = {
+        name: partial(shared_gpu.lower, name, given) for name in names
     }
 
     def both(zero: int) -> Job:
@@ -88,12 +96,12 @@ def gpu_cases(options: Any) -> dict[str, Case]:
         fused = {} if options.small else {"fused": True}
         return program.lower(optimizer=piper.adamw(lr=1e-4, **fused), device=given.device)
 
-    return found | {f"pp 2, dp 2, ZeRO-{z}": (lambda z=z: both(z), batch) for z in (1, 3)}
+    makers |= {f"pp 2, dp 2, ZeRO-{zero}": partial(both, zero) for zero in (1, 3)}
+    return {name: (make(), batch) for name, make in chosen(makers, options)}
 
 
 def measure(case: Case, pool: piper.LocalPool, machine: Any, options: Any) -> dict[str, Any]:
-    make, batch = case
-    job = make()
+    job, batch = case
     rounds = []
     for _ in range(options.rounds):
         known = calibrated(job, batch, pool, steps=options.steps, machine=machine)
@@ -160,10 +168,8 @@ def main() -> None:
     with piper.LocalPool(num, device=device, **shared) as pool:
         if device == "cpu":
             pin(pool)
-        machine = with_links(base_machine(device), pool.call("links", [None] * num)[0])
+        machine = linked(pool, *(job.plan for job, _ in cases.values()))
         for name, case in cases.items():
-            if options.only and name not in options.only:
-                continue
             found[name] = measure(case, pool, machine, options)
             lines.append(row(name, found[name]))
             print(lines[-1], flush=True)

@@ -54,7 +54,7 @@ def test_a_slow_rank_is_the_reason() -> None:
     slow = simulate(plan, known, disturbances=[SlowRank(1, 1.5)])
     kinds = _held(plan, slow, simulate(plan, known))
     assert kinds["F"].reason.startswith("rank 1 takes 1.50 x, the others 1.00 x")
-    skewed = [each.reason for each in kinds.values() if each.reason.startswith("skew")]
+    skewed = [each.reason for each in kinds.values() if "skew" in each.reason]
     assert skewed and all("rank 1" in reason for reason in skewed)
     assert "rank 1" in kinds[IDLE].reason and kinds[IDLE].apart > 0
 
@@ -66,7 +66,7 @@ def test_a_slow_link_is_no_skew() -> None:
     kinds = _held(plan, slow, simulate(plan, known))
     # More messages are under way at a time, and share the link.
     assert kinds["send"].measured == pytest.approx(5 * kinds["send"].predicted, rel=0.2)
-    assert not kinds["send"].reason.startswith("skew")
+    assert "skew" not in kinds["send"].reason
     assert kinds["F"].measured == pytest.approx(kinds["F"].predicted)
 
 

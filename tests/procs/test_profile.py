@@ -54,9 +54,19 @@ def test_every_task_is_predicted_and_measured(pool: GetPool) -> None:
     assert found.measured.num_spans == 3 * num
     assert simulate(plan, machine, by_rank=True).num_spans == num
     assert found.measured_seconds > 0 and found.predicted_seconds > 0
+    assert all(track.memory for track in (*found.measured.tracks, *found.predicted.tracks))
+    sizes = {f"all_gather/{size}" for size in (2, 4)}  # data ranks; all ranks, for the loss
+    assert sizes <= machine.kinds.keys()
     again = profile(job, batches_of("deep_dense")[0], launch=pool(4), steps=1, machine=machine)
     assert again.machine == machine
     assert again.predicted_seconds == found.predicted_seconds
+
+
+def test_a_loss_with_a_count_is_rehearsed(pool: GetPool) -> None:
+    """Nobody has counted targets where nothing is moved."""
+    job = program_of("counted").apply(parallel(pp=2, microbatches=4)).lower(optimizer=ADAMW)
+    found = job.rehearse(batches_of("counted")[0], pool(2), steps=2)
+    assert len(found.steps) == 2 and found.num_spans == 2 * sum(len(t.labels) for t in found.tracks)
 
 
 def test_the_command_keeps_what_it_has_measured(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from piper.cli.launch_options import add_launch_arguments, launch_options
 from piper.cli.lowering_options import add_lowering_arguments, lowered
+from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import FileError
 
@@ -24,16 +25,15 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "profile",
         help="measure a machine, and predicted against measured steps",
-        description="Calibrate links and bodies, train some steps on one batch, and compare.",
+        description="Calibrate links and bodies, train some steps on one batch, and compare. With "
+        "--machine the plan is made for that one and held to it, and nothing is calibrated.",
     )
     add_program_arguments(parser)
     add_launch_arguments(parser.add_argument_group("where"), LAUNCHERS)
     add_lowering_arguments(parser)
     group = parser.add_argument_group("profile")
     group.add_argument("--steps", type=int, default=8, metavar="N", help="measured (default: 8)")
-    group.add_argument(
-        "--machine", metavar="NAME|FILE", help="predict by this one instead of calibrating"
-    )
+    add_machine_arguments(group)
     group.add_argument(
         "--out", metavar="FILE.json", help="keep the machine, for `--machine` of other commands"
     )
@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from piper.cli.timeline_output import check_ending, write_timeline
-    from piper.cost.machine_file import machine_of, save_machine
+    from piper.cost.machine_file import save_machine
     from piper.runtime.launch.parent_process import cool_down, warm_up
     from piper.training.profile import profile
 
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out and not arguments.out.endswith(".json"):
         raise FileError(f"--out {arguments.out}", legal="--out FILE.json")
     options = launch_options(arguments)
-    machine = machine_of(arguments.machine) if arguments.machine else None
+    machine = given_machine(arguments)
     if arguments.launch == "local":
         warm_up()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from piper.cost.machine import Linear
+from piper.cost.machine import Linear, exchange_name
 
 
 class ExchangeTime(msgspec.Struct, frozen=True):
@@ -23,11 +23,13 @@ class ExchangeTime(msgspec.Struct, frozen=True):
 
 class LinkTimes(msgspec.Struct, frozen=True):
     """`shares` are what kinds of communication take of a device from computation beside them, `issue`
-    what the host needs to start one."""
+    what the host needs to start one, `ranks_per_node` how many ranks a host has, where there are others.
+    """
 
     exchanges: tuple[ExchangeTime, ...] = ()
     shares: dict[str, float] = {}
     issue: float = 0.0
+    ranks_per_node: int | None = None
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> Linear:
@@ -53,10 +55,11 @@ def fitted(points: Sequence[tuple[float, float]]) -> Linear:
 
 
 def by_kind(found: Iterable[ExchangeTime], shares: Mapping[str, float]) -> dict[str, Linear]:
-    """For a Machine's `kinds`: `all_reduce/4`."""
+    """For a Machine's `kinds`."""
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for each in found:
-        points[f"{each.kind}/{each.ranks}"].append((each.carried, each.seconds))
+        name = exchange_name(each.kind, each.ranks, across=each.across)
+        points[name].append((each.carried, each.seconds))
     return {
         name: msgspec.structs.replace(fitted(each), share=shares.get(name.partition("/")[0], 0.0))
         for name, each in points.items()

@@ -44,6 +44,11 @@ class Linear(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.fixed + self.per_byte * nbytes
 
 
+def exchange_name(kind: str, ranks: int, *, across: bool) -> str:
+    """What communication between so many ranks is called among a machine's `kinds`: `all_reduce/4`."""
+    return f"{kind}/{ranks}" + ("/network" if across else "")
+
+
 class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One kind of rank and its links: `node` between the `ranks_per_node` ranks of a node, `network`
     between nodes.
@@ -107,8 +112,8 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
         """Of a communication between ranks, from the bytes that one of them brings and is left."""
         link, num = self.link(ranks), len(ranks)
         carried = kind.carries(brought, left, num)
-        line = self.kinds.get(f"{kind.name}/{num}")
-        if line is not None and link is self.node:
+        line = self.kinds.get(exchange_name(kind.name, num, across=link is not self.node))
+        if line is not None:
             if self.host_computes:  # it is at it from the first byte to the last
                 return Exchange(0.0, line(carried), line.share)
             return Exchange(line.fixed, line.per_byte * carried, line.share)

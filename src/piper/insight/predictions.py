@@ -15,7 +15,7 @@ from piper.insight.critical_path import kind_of
 from piper.insight.gaps import largest_gaps
 from piper.insight.use_of_time import length, union, use_of_time
 
-IDLE = "idle"
+IDLE = "no computation"
 NEAR = 0.05  # of the prediction: no reason is asked for
 _BESIDE = 0.02  # of a span, for it to count as beside something
 _APART = 1.1  # times, for one group of spans to differ from another
@@ -24,7 +24,7 @@ _AT_ONCE = 0.1  # of a span, that is left when the host is through with starting
 
 class KindTime(msgspec.Struct, frozen=True):
     """Seconds of a step, on average over the ranks: communication from when all members are there.
-    `idle` is when a rank computes nothing."""
+    The last row is when a rank computes nothing, whatever it waits for."""
 
     kind: str
     tasks: int
@@ -126,26 +126,19 @@ class _Reasons:
             self.talking.append(union(talking))
 
     def of(self, pairs: Sequence[_Pair]) -> str:
-        ratio = _ratio(pairs)
         talks = self.causes.span(pairs[0].place).label.communicates
-        if talks:
-            late = self._late(pairs)
-            if late:
-                return late
+        parts = (self._speed(pairs, talks), self._late(pairs) if talks else "")
+        return "; ".join(filter(None, parts))
+
+    def _speed(self, pairs: Sequence[_Pair], talks: bool) -> str:
+        """Why the work itself is not as fast as predicted."""
+        ratio = _ratio(pairs)
         if abs(ratio - 1) <= NEAR:
             return ""
-        one = _one_rank(pairs)
-        if one:
-            return one
-        beside = self.computing if talks else self.talking
-        crowded = self._beside(pairs, beside, "computation" if talks else "communication")
-        if crowded:
-            return crowded
-        if not self.causes.host_computes and not talks:
-            bound = self._launch_bound(pairs)
-            if bound:
-                return bound
-        return f"{ratio:.2f} x everywhere"
+        found = _one_rank(pairs) or self._beside(pairs, talks)
+        if not found and not talks and not self.causes.host_computes:
+            found = self._launch_bound(pairs)
+        return found or f"{ratio:.2f} x everywhere"
 
     def _late(self, pairs: Sequence[_Pair]) -> str:
         """Members that came one after the other, more so than predicted."""
@@ -162,9 +155,10 @@ class _Reasons:
         each = more / len(pairs) * 1e3
         return f"skew: members come {each:.3f} ms later than predicted; {share}"
 
-    def _beside(
-        self, pairs: Sequence[_Pair], others: list[list[tuple[float, float]]], what: str
-    ) -> str:
+    def _beside(self, pairs: Sequence[_Pair], talks: bool) -> str:
+        """Whether what goes on beside makes it slower."""
+        others = self.computing if talks else self.talking
+        what = "computation" if talks else "communication"
         groups: dict[bool, list[_Pair]] = {True: [], False: []}
         for pair in pairs:
             track = self.causes.timeline.tracks[pair.place.track]

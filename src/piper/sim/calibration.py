@@ -22,14 +22,17 @@ from piper.sim.task_costs import touched_bytes
 
 def with_links(machine: Machine, times: LinkTimes) -> Machine:
     """The machine with its links as they were measured."""
-    near = [each for each in times.exchanges if not each.across]
-    far = [each for each in times.exchanges if each.across]
+    if not times.exchanges:
+        return machine  # one rank has none
     changes: dict[str, object] = {
         "exchange": times.issue,
-        "kinds": {**machine.kinds, **by_kind(near, times.shares)},
+        "kinds": {**machine.kinds, **by_kind(times.exchanges, times.shares)},
     }
-    for name, found in (("node", near), ("network", far)):
-        messages = [(each.carried, each.seconds) for each in found if each.kind == "send"]
+    if times.ranks_per_node is not None:
+        changes["ranks_per_node"] = times.ranks_per_node
+    for name, across in (("node", False), ("network", True)):
+        found = (each for each in times.exchanges if each.kind == "send" and each.across == across)
+        messages = [(each.carried, each.seconds) for each in found]
         if messages:
             line = fitted(messages)
             bandwidth = 1 / line.per_byte if line.per_byte else 1e15

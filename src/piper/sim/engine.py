@@ -236,7 +236,9 @@ class Engine:
         if meeting.holds and meeting.share:
             self._take(row, meeting.share, now)
         if self.arrived[number] == len(meeting.members):
-            if meeting.latency:
+            if (
+                meeting.latency or not meeting.seconds
+            ):  # an event, lest a row of free ones goes deep
                 heappush(self.heap, (now + meeting.latency, ~(self.total + number)))
             else:
                 self._flows(number, now)
@@ -273,7 +275,7 @@ class Engine:
         if not meeting.seconds:
             self._met(number, now)
             return
-        takes = meeting.share if not meeting.holds else 0.0
+        takes = meeting.share if not (meeting.holds or self.host_computes) else 0.0
         beside: list[int] = []
         for row in self.through[number]:
             talks = self.talks[row]
@@ -282,9 +284,7 @@ class Engine:
             if takes:
                 self._take(row, takes, now)
         self._share_links(number, now)
-        if beside:
-            for other in set(beside):
-                self._share_links(other, now)
+        self._shared_anew(number, beside, now)
 
     def _met(self, number: int, now: float) -> None:
         meeting = self.meetings[number]
@@ -295,16 +295,37 @@ class Engine:
                 talks = self.talks[row]
                 talks.remove(number)
                 beside += talks
-            if gives:
+            if gives and not self.host_computes:
                 self._take(row, -gives, now)
-        if beside:
-            for other in set(beside):
-                self._share_links(other, now)
+        self._shared_anew(number, beside, now)
         end = self.end
         ended = self._free if self.host_computes else self._release
         for task in self.members[number]:
             end[task] = now
             ended(task, now)
+
+    def _shared_anew(self, number: int, beside: list[int], now: float) -> None:
+        """A meeting has come or gone beside others. A host that computes moves their bytes itself: what
+        they take of it goes with their rates."""
+        others = set(beside)
+        for other in others:
+            self._share_links(other, now)
+        if self.host_computes:
+            rows = set(self.through[number]).union(*(self.through[other] for other in others))
+            for row in rows:
+                self._moves(row, now)
+
+    def _moves(self, row: int, now: float) -> None:
+        """What a host's communication takes of it at present."""
+        going, total, meetings = self.going, self.total, self.meetings
+        taken = 0.0
+        for number in self.talks[row]:
+            if meetings[number].share:
+                taken += meetings[number].share * going[total + number][2]
+        if taken != self.taken[row]:
+            self.taken[row] = taken
+            if self.active[row]:
+                self._share_device(row, now)
 
     def _share_links(self, number: int, now: float) -> None:
         """Give a meeting under way its present rate: that of the busiest row that it goes through."""

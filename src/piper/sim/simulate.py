@@ -151,8 +151,10 @@ class _Class:
             needs=_held(party) if machine.host_computes else in_order(tasks),
             blocks=[task.blocks for task in tasks],
         )
+        # A host that computes takes part in communication only when bytes flow.
+        holds = machine.holds_share and not machine.host_computes
         self.comms = [
-            (index, task, machine.holds_share and not task.facts.is_message, task.facts.brings)
+            (index, task, holds and not task.facts.is_message, task.facts.brings)
             for index, task in enumerate(tasks)
             if isinstance(task, Comm)
         ]

@@ -9,15 +9,17 @@ from statistics import median
 from typing import Any
 
 import msgspec
-import torch
 
 from piper.api.job import Job
+from piper.cost.exchange_times import LinkTimes
 from piper.cost.machine import Machine
 from piper.cost.presets import MACHINES
 from piper.insight.causes import Causes
 from piper.insight.predictions import KindTime, by_kind
 from piper.insight.suspects import Suspect, suspects
 from piper.observe.timeline import Timeline
+from piper.plan.report.track_memory import fill_memory
+from piper.plan.types import Plan, class_of
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.sim.calibration import with_links, with_rehearsal
@@ -78,6 +80,8 @@ def profile(
                 run.step(batch)
     measured = recording.timeline
     predicted = simulate(job.plan, machine, steps=2)
+    for track in predicted.tracks:
+        fill_memory(job.plan, class_of(job.plan, track.ranks[0]), track)
     typical = Causes(job.plan, measured, typical_step(measured))
     foreseen = Causes(job.plan, predicted)
     return Profile(
@@ -92,23 +96,36 @@ def calibrated(
     *,
     steps: int = 8,
     machine: Machine | None = None,
-    **options: Any,
+    compile: bool = False,
 ) -> Machine:
     """The pool's machine: its links, unless a `machine` has them, and the bodies of a job."""
-    if machine is None:
-        [*links] = pool.call("links", [None] * len(pool.ranks))
-        machine = with_links(base_machine(job.plan.device), links[0])
-    return with_rehearsal(machine, job.plan, job.rehearse(batch, pool, steps=steps, **options))
+    known = machine or linked(pool, job.plan)
+    rehearsal = job.rehearse(batch, pool, steps=steps, compile=compile)
+    return with_rehearsal(known, job.plan, rehearsal)
 
 
-def base_machine(device: str) -> Machine:
-    """The preset that comes nearest; what is measured replaces its figures."""
-    if device == "cpu":
-        return MACHINES["cpu"]
-    name = torch.cuda.get_device_name()
+def linked(pool: Pool, *plans: Plan) -> Machine:
+    """The pool's machine with its links, measured in groups such as those of the plans."""
+    partitions: dict[int, list[tuple[int, ...]]] = {}
+    for plan in plans:
+        for group in plan.groups:
+            ranks = range(plan.mesh.size)
+            found = list(dict.fromkeys(group.ranks(plan.mesh, rank) for rank in ranks))
+            sizes = {len(each) for each in found}
+            if len(sizes) == 1 and sizes != {1} and sum(map(len, found)) == plan.mesh.size:
+                partitions.setdefault(sizes.pop(), found)
+    asked = [list(partitions.values())] * len(pool.ranks)
+    times: list[LinkTimes] = pool.call("links", asked)
+    [device, *_] = pool.call("describe", [None] * len(pool.ranks))
+    return with_links(base_machine(device["name"]), times[0])
+
+
+def base_machine(name: str) -> Machine:
+    """The preset of a device; what is measured replaces its figures."""
     known = next((key for key in MACHINES if key in name.lower()), None)
-    found = MACHINES[known or "h100"]
-    return found if known else msgspec.structs.replace(found, name=name, source="calibrated")
+    if known is not None:
+        return MACHINES[known]
+    return msgspec.structs.replace(MACHINES["h100"], name=name, source="calibrated, from h100")
 
 
 def typical_step(timeline: Timeline) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +26,7 @@ from piper.runtime.order.host_order import PeerError
 from piper.runtime.record.clocks import Tie, common_tie, own_tie
 from piper.runtime.record.device_recorder import DeviceRecorder
 from piper.runtime.record.host_recorder import HostRecorder
-from piper.runtime.record.link_times import measure_links
+from piper.runtime.record.link_times import Groups, measure_links
 from piper.runtime.record.recorder import RankTimes, Recorder
 from piper.runtime.state.lent import Lent
 from piper.runtime.state.weight_writing import write_weights
@@ -126,9 +126,9 @@ class Member:
             return NullTransport(str(self.device))
         return self.transport or DistributedTransport(self.communicators, plan)
 
-    def links(self, _: object = None) -> LinkTimes:
-        """What communication takes; all ranks measure together."""
-        return LinkTimes() if self.transport else measure_links(self.device)
+    def links(self, partitions: Sequence[Groups]) -> LinkTimes:
+        """What communication takes, in groups of these partitions; all ranks measure together."""
+        return LinkTimes() if self.transport else measure_links(self.device, partitions)
 
     def plan_hash(self, name: str) -> str:
         """Of the plan with this role."""

@@ -4,7 +4,7 @@ it takes away from computation meanwhile. All ranks measure together."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -29,28 +29,56 @@ LONGEST = 3  # times what it takes alone, that communication may take beside com
 MOST = 0.95  # of a device, that communication may take
 
 
-def measure_links(device: torch.device) -> LinkTimes:
-    """Over the default group."""
+Groups = Sequence[Sequence[int]]  # that do not overlap, and have the same size
+
+
+def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTimes:
+    """Messages, and collectives in each of these partitions of the ranks, where all groups measure at
+    the same time."""
     rank, num = dist.get_rank(), dist.get_world_size()
-    hosts: list[Any] = [None] * num
-    dist.all_gather_object(hosts, socket.gethostname())
     if num == 1:
         return LinkTimes()
+    hosts: list[Any] = [None] * num
+    dist.all_gather_object(hosts, socket.gethostname())
     found: list[ExchangeTime] = []
     near = [r for r in range(1, num) if hosts[r] == hosts[0]][:1]
     far = [r for r in range(1, num) if hosts[r] != hosts[0]][:1]
-    for nbytes in SIZES:
-        for peer in (*near, *far):
-            seconds = _message(nbytes, rank, peer, device)
+    for peer in (*near, *far):
+        pair = _group((0, peer), device)
+        for nbytes in SIZES:
+            seconds = _message(nbytes, rank, peer, pair, device)
             found.append(ExchangeTime("send", 2, peer in far, nbytes, seconds))
-        for kind, call in _collectives(nbytes, num, device).items():
-            facts = communication(kind)
-            brought, left = _sizes(kind, nbytes, num)
-            carried = facts.carries(brought, left, num)
-            seconds = _timed(partial(call, False), device)
-            found.append(ExchangeTime(kind, num, bool(far), carried, seconds))
-    slowest, issue = _slowest(found), _issue(device)
-    return LinkTimes(slowest, _shares(num, device, issue), issue)
+        _end(pair)
+    shares: dict[str, float] = {}
+    issue = _issue(device)
+    for groups in sorted(partitions, key=lambda groups: -len(groups[0])):
+        made = [_group(ranks, device) for ranks in groups]
+        (mine,) = (group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
+        size = len(groups[0])
+        across = any(len({hosts[r] for r in ranks}) > 1 for ranks in groups)
+        for nbytes in SIZES:
+            for kind, call in _collectives(nbytes, mine, device).items():
+                carried = communication(kind).carries(*_sizes(kind, nbytes, size), size)
+                seconds = _timed(partial(call, False), device)
+                found.append(ExchangeTime(kind, size, across, carried, seconds))
+        shares = shares or _shares(mine, device, issue)
+        for group in made:
+            _end(group)
+    per_node = hosts.count(hosts[0]) if far else None
+    return LinkTimes(_slowest(found), shares, issue, per_node)
+
+
+def _group(ranks: Sequence[int], device: torch.device) -> Any:
+    """Of the kind that plans use; all ranks make all groups."""
+    group = dist.new_group(list(ranks), backend="nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda" and dist.get_rank() in ranks:
+        dist.all_reduce(torch.zeros(1, device=device), group=group)  # connects them
+    return group
+
+
+def _end(group: Any) -> None:
+    if group != dist.GroupMember.NON_GROUP_MEMBER:
+        dist.destroy_process_group(group)
 
 
 def _sizes(kind: str, nbytes: int, num: int) -> tuple[int, int]:
@@ -61,18 +89,24 @@ def _sizes(kind: str, nbytes: int, num: int) -> tuple[int, int]:
     )
 
 
-def _collectives(nbytes: int, num: int, device: torch.device) -> dict[str, Callable[[bool], Any]]:
+def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Callable[[bool], Any]]:
     """Each starts one, and with True leaves it under way."""
+    num = dist.get_world_size(group)
     size = nbytes // 4 // num * num
     whole = torch.zeros(size, device=device)
     other = torch.zeros(size, device=device)
     part = torch.zeros(size // num, device=device)
-    return {
-        "all_reduce": lambda beside: dist.all_reduce(whole, async_op=beside),
-        "reduce_scatter": lambda beside: reduce_scatter_single(part, whole, async_op=beside),
-        "all_gather": lambda beside: all_gather_single(whole, part, async_op=beside),
-        "all_to_all": lambda beside: dist.all_to_all_single(other, whole, async_op=beside),
+    calls: dict[str, Callable[..., Any]] = {
+        "all_reduce": partial(dist.all_reduce, whole),
+        "reduce_scatter": partial(reduce_scatter_single, part, whole),
+        "all_gather": partial(all_gather_single, whole, part),
+        "all_to_all": partial(dist.all_to_all_single, other, whole),
     }
+
+    def starting(call: Callable[..., Any]) -> Callable[[bool], Any]:
+        return lambda beside: call(group=group, async_op=beside)
+
+    return {kind: starting(call) for kind, call in calls.items()}
 
 
 def _timed(call: Callable[[], Any], device: torch.device) -> float:
@@ -86,19 +120,21 @@ def _timed(call: Callable[[], Any], device: torch.device) -> float:
     return median(times[2:])
 
 
-def _message(nbytes: int, rank: int, peer: int, device: torch.device) -> float:
-    """Half the time there and back."""
+def _message(nbytes: int, rank: int, peer: int, group: Any, device: torch.device) -> float:
+    """Half the time there and back. On a GPU a message is a broadcast of two ranks, as in a plan."""
     tensor = torch.zeros(nbytes // 4, device=device)
     times = []
     for _ in range(ROUNDS + 2):
         dist.barrier()
         begin = perf_counter()
-        if rank == 0:
-            dist.send(tensor, peer)
-            dist.recv(tensor, peer)
-        elif rank == peer:
-            dist.recv(tensor, 0)
-            dist.send(tensor, 0)
+        if rank in (0, peer):
+            for sender in (0, peer):
+                if device.type == "cuda":
+                    dist.broadcast(tensor, sender, group=group)
+                elif rank == sender:
+                    dist.send(tensor, peer - rank)  # the other one
+                else:
+                    dist.recv(tensor, sender)
         _settle(device)
         times.append((perf_counter() - begin) / 2)
     return median(times[2:])
@@ -133,18 +169,18 @@ def _issue(device: torch.device) -> float:
     return median(times)
 
 
-def _shares(num: int, device: torch.device, issue: float) -> dict[str, float]:
+def _shares(group: Any, device: torch.device, issue: float) -> dict[str, float]:
     """What each kind takes of the device from computation that goes on beside it: the seconds that it
     costs there, of those that it takes alone."""
     compute = _slice(device)
     shares = {}
-    for kind, call in _collectives(BESIDE, num, device).items():
+    for kind, call in _collectives(BESIDE, group, device).items():
         alone = _timed(partial(call, False), device)
         cost = _cost_beside(partial(call, True), compute, device, issue, LONGEST * alone)
         shares[kind] = cost / alone
-    every: list[Any] = [None] * num
+    every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, list(shares.values()))
-    means = [sum(column) / num for column in zip(*every, strict=True)]
+    means = [sum(column) / len(every) for column in zip(*every, strict=True)]
     kept = {kind: min(max(mean, 0.0), MOST) for kind, mean in zip(shares, means, strict=True)}
     return kept | {"send": kept["all_to_all"] / 2}  # which sends and receives
 

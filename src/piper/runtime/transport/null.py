@@ -22,8 +22,9 @@ class _Done:
 
 
 class NullTransport:
-    """Every communication is over when it starts. Rows that go to other ranks come back; all other
-    results have the right shapes and hold zeros, in memory that is made once and used in every step."""
+    """Every communication is over when it starts. Rows that go to other ranks come back, and a number
+    that is summed (such as how many targets there are) is 1; all other results have the right shapes and
+    hold zeros, in memory that is made once and used in every step."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -42,6 +43,8 @@ class NullTransport:
         if splits is not None or exchange.task.facts.by_rows:
             assert tensor is not None
             return _Done([tensor])  # as from a neighbour that routes its rows alike
+        if exchange.task.comm == "all_reduce" and tensor is not None and tensor.numel() == 1:
+            return _Done([torch.ones_like(tensor) if into is None else into.fill_(1)])
         done = self._done.get(id(exchange))
         if done is None:
             self._kept.append(exchange)  # so that no other has its id
