@@ -108,6 +108,21 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         raise FileError(f"{os.fspath(path)} cannot be written: {reason or problem}") from None
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise if no file can be written there, before what is to be in it takes time to come by."""
+    path = os.fspath(path)
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        reason = f"there is no such folder as {folder}"
+    elif os.path.exists(path) and not os.path.isfile(path):
+        reason = f"it is {_kind(os.stat(path).st_mode)}"
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        reason = "permission is denied"
+    else:
+        return
+    raise FileError(f"{path} cannot be written: {reason}", legal="another file")
+
+
 def excess(data: bytes) -> str:
     """Why JSON must not be decoded: what it nests too deeply or counts too far; '' if it may be."""
     bare = _STRING.sub(b'""', data)

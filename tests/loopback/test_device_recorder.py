@@ -22,6 +22,20 @@ FASTER = 1 + 2e-4  # than the host's clock
 SYNCHRONISED: list[str] = []
 
 
+class _Clock:
+    """Of the host, which may leap, and of a device that runs `faster`."""
+
+    def __init__(self) -> None:
+        self.leapt = 0
+        self.faster = FASTER
+
+    def now(self) -> int:
+        return time.perf_counter_ns() + self.leapt
+
+
+CLOCK = _Clock()
+
+
 class _Event:
     """Passes when it is recorded: the device is as fast as its host."""
 
@@ -30,7 +44,7 @@ class _Event:
         self.host = -1
 
     def record(self, stream: Any) -> None:
-        self.host = time.perf_counter_ns()
+        self.host = CLOCK.now()
 
     def query(self) -> bool:
         return True
@@ -40,7 +54,7 @@ class _Event:
 
     def elapsed_time(self, other: _Event) -> float:
         assert self.timed and other.timed and self.host > 0 and other.host > 0
-        milliseconds = (other.host - self.host) * FASTER / 1e6
+        milliseconds = (other.host - self.host) * CLOCK.faster / 1e6
         (found,) = struct.unpack("f", struct.pack("f", milliseconds))  # as CUDA gives it
         return found
 
@@ -62,8 +76,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(cuda, "synchronize", lambda device: SYNCHRONISED.append("device"))
     monkeypatch.setattr("piper.runtime.order.device_order._made", {})
+    monkeypatch.setattr("piper.runtime.record.device_recorder.perf_counter_ns", CLOCK.now)
     yield
     SYNCHRONISED.clear()
+    CLOCK.__init__()
 
 
 @pytest.mark.parametrize("expected", [2, None])
@@ -96,6 +112,28 @@ def test_times_are_those_of_the_host_within_the_error(device: None, expected: in
     assert all(a <= b for a, b in zip(found.start, found.end, strict=True))
     blocking = [t.blocks for t in tasks] * 2
     assert [waited > 0 for waited in found.waited] == blocking
+
+
+def test_times_long_after_the_first_are_rounded_little_and_within_the_error(device: None) -> None:
+    job = program_of("moe").apply(strategy_of("one", "none")).lower(optimizer=ADAMW)
+    batch, steps, leap = batches_of("moe")[0], 12, 100_000_003_333
+    CLOCK.faster = 1.0  # what is off is rounded
+    with job.launch("single") as run:
+        (worker,) = run.workers.workers
+        worker.order = DeviceOrder(worker)
+        recorder = DeviceRecorder(worker, steps)
+        for _ in range(steps):
+            run.step(batch)
+            CLOCK.leapt += leap
+        recorder.end()
+        found = recorder.times(Tie(0, 0))
+    hosts = [pair[0].host for pair in recorder.events[0]]
+    starts = found.start[:: len(recorder.events)]
+    assert all(abs(a - b) <= found.error for a, b in zip(starts, hosts, strict=True))
+    assert found.error >= steps * leap * 2.0**-24
+    between = [(b - a) - (d - c) for a, b, c, d in
+               zip(starts, starts[1:], hosts, hosts[1:], strict=False)]  # fmt: skip
+    assert max(map(abs, between)) <= 4_000  # the half of what floats near 100 s are apart
 
 
 def test_a_device_clock_that_drifts_is_known_to() -> None:

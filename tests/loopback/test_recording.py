@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import piper
-from piper.errors import PiperError
-from piper.observe.timeline_files import load_timeline
+from piper.errors import PiperError, RankLost
+from piper.observe.timeline_files import is_timeline, load_timeline
 from tests.recorded import check_measured
 from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of
@@ -86,6 +88,32 @@ def test_a_step_that_fails_ends_the_recording() -> None:
         check_measured(again.timeline, job.plan, steps=1)
 
 
+@pytest.mark.parametrize("command", ["record", "recorded"])
+def test_a_rank_that_cannot_record_leaves_none_recording(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    job, batches = _job("moe", "pp2", "1f1b"), batches_of("moe")
+    with job.launch("loopback") as run:
+        own = [worker.starts for worker in run.workers.workers]
+
+        def fail(payload: object) -> None:
+            raise MemoryError("planted")
+
+        members = run.workers.pool.members
+        for failing in members:
+            recording = run.record(steps=1)
+            with monkeypatch.context() as patch:
+                patch.setattr(failing, command, fail)
+                with pytest.raises(MemoryError, match="planted"):
+                    run.step(batches[0])
+            assert recording.over and all(member.recording is None for member in members)
+            found = [worker.starts for worker in run.workers.workers]
+            assert all(a is b for a, b in zip(found, own, strict=True))
+        with run.record() as again:
+            run.step(batches[1])
+        check_measured(again.timeline, job.plan, steps=1)
+
+
 def test_of_several_shapes_those_like_the_first_are_recorded() -> None:
     job, (batch, *_) = _job("moe", "pp2", "1f1b"), batches_of("moe")
     shorter = {name: leaf[: len(leaf) // 2] for name, leaf in batch.items()}
@@ -129,10 +157,69 @@ def test_training_that_ends_early_writes_what_there_is(
     path = tmp_path / "run.timeline"
     options = {"steps": None, "launch": "loopback", "record": path}
     piper.train(job, batches[:3], record_steps=range(3, 5), **options)
-    assert "1 of the steps 3:5, which were to be recorded, were run" in capsys.readouterr().out
+    assert "of the steps 3:5 this run recorded 3:4" in capsys.readouterr().out
     check_measured(load_timeline(path), job.plan, steps=1)
     piper.train(job, batches[:3], record_steps="9:10", **options)
-    assert "0 of the steps 9:10" in capsys.readouterr().out
+    assert "of the steps 9:10 this run recorded none" in capsys.readouterr().out
+
+
+def test_a_training_that_is_resumed_among_its_steps_records_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, batches = _job("moe", "pp2", "1f1b"), batches_of("moe") * 3
+    path = tmp_path / "run.timeline"
+    options = {"launch": "loopback", "checkpoint": tmp_path / "saved", "record": path}
+    piper.train(job, batches, steps=4, record_steps="2:5", **options)
+    check_measured(load_timeline(path), job.plan, steps=3)
+    assert "this run recorded" not in capsys.readouterr().out
+    piper.train(job, batches, steps=8, record_steps="3:7", resume=True, **options)
+    check_measured(load_timeline(path), job.plan, steps=2)
+    assert "of the steps 3:7 this run recorded 5:7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", [4, 6])
+def test_attempts_of_one_training_write_the_file_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: int
+) -> None:
+    """A rank is lost in the first attempt: among the steps that are recorded, or after them."""
+    job, batches = _job("moe", "pp2", "1f1b"), batches_of("moe") * 3
+    left = {lost}
+
+    class Loses(piper.Callback):
+        def on_step(self, record: piper.Record) -> None:
+            if record.step in left:
+                left.clear()
+                raise RankLost("rank 1 was lost", ranks=[1], survivors=[])
+
+    path, folder = tmp_path / "run.timeline", tmp_path / "saved"
+    piper.train(
+        piper.Elastic(lambda ranks: job, ranks=2, available=lambda: 2), batches, steps=8,
+        launch="loopback", checkpoint=folder, checkpoint_every=3, callbacks=[Loses()],
+        record=path, record_steps="3:6",
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    assert not left and printed.count(" spans: ") == 1
+    saved = re.search(r"resumed from .*step-0*(\d+)\n", printed)
+    assert saved  # step 3, or 0 if that was on its way still
+    first = max(3, int(saved[1]) + 1) if lost == 4 else 3
+    check_measured(load_timeline(path), job.plan, steps=6 - first)
+    assert ("of the steps 3:6 this run recorded 4:6" in printed) == (first == 4)
+    assert ("this run recorded" in printed) == (first == 4)
+
+
+@pytest.mark.parametrize("name", ["run.svg", "run.chrome.json", "run.pftrace"])
+def test_training_writes_what_the_ending_says(tmp_path: Path, name: str) -> None:
+    job, batches = _job("moe", "pp2", "1f1b"), batches_of("moe")
+    path = tmp_path / name
+    options = {"steps": 2, "launch": "loopback", "log": "none"}
+    piper.train(job, batches, record=path, record_steps="2:3", **options)
+    data = path.read_bytes()
+    if name == "run.svg":
+        assert data.startswith(b"<svg")
+    elif name == "run.chrome.json":
+        assert json.loads(data)["traceEvents"]
+    else:
+        assert not is_timeline(data) and len(data) > 1000
 
 
 @pytest.mark.parametrize(
@@ -143,7 +230,8 @@ def test_training_that_ends_early_writes_what_there_is(
         ({"record": "a.json", "record_steps": "3:3"}, "record_steps=3:3"),
         ({"record": "a.json", "record_steps": "0:3"}, "record_steps=0:3"),
         ({"record": "a.json", "record_steps": "3:5"}, r"steps 3:5 cannot be recorded: there are 3"),
-        ({"record": "no/a.json"}, "no such folder"),
+        ({"record": "no/a.json"}, "no/a.json cannot be written: there is no such folder as no"),
+        ({"record": "a.txt"}, "what is a.txt to be"),
     ],
 )
 def test_training_refuses_before_its_first_step(

@@ -18,7 +18,8 @@ from piper.insight.task_spans import task_spans
 from piper.insight.timeline_diff import WAITING, timeline_diff
 from piper.insight.what_if import what_if, what_if_replayed
 from piper.observe.timeline import Timeline
-from piper.observe.timeline_files import load_timeline, save_timeline
+from piper.observe.timeline_files import load_timeline
+from piper.observe.timeline_output import save_timeline
 from piper.plan.report.track_memory import fill_memory
 from piper.plan.types import Plan, class_of, plan_from_json
 from piper.sim.disturbances import Disturbance, Jitter, SlowBody, SlowLink, SlowRank
@@ -300,12 +301,68 @@ def test_questions_of_a_timeline(files: Path, capsys: pytest.CaptureFixture[str]
     out, _ = _explained(capsys, files, "run.timeline", "--what-if", "B=0", "--what-if", "send=2")
     lines = out.splitlines()
     assert lines[0].startswith("replayed") and "free the step is" in lines[1] and len(lines) == 3
+    for number, others in (("1", ["--step", "1"]), ("2", ["--step", "2"]), ("2", [])):
+        asked = ["--what-if", "B=0", *others, "--json"]
+        facts = json.loads(_explained(capsys, files, "run.timeline", *asked)[0])
+        assert facts["what_if_steps"] == [int(number)]
+        seconds = load_timeline(files / "run.timeline").step_seconds[int(number) - 1]
+        assert facts["what_if"][0]["recorded"] == seconds
     out, _ = _explained(capsys, files, "run.timeline", "--memory", "3")
     assert out.startswith("pp=1 holds most at ") and 'recompute(where(...), keep="nothing")' in out
     for more in (["--at", "2:0.01"], ["--task", "F[PP=1,MB=0]"], ["--path"], ["--memory"],
                  ["--what-if", "B=0"]):  # fmt: skip
         out, _ = _explained(capsys, files, "run.timeline", *more, "--json")
         assert len(json.loads(out)) > 3
+
+
+def test_the_plan_may_stand_behind_options(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, _ = _explained(capsys, files, "run.timeline", "plan.json", "--path")
+    behind, _ = _explained(capsys, files, "run.timeline", "--path", "plan.json")
+    assert before == behind
+    for more in (["plan.json", "other.json"], ["--paht"]):
+        with pytest.raises(SystemExit):
+            _explained(capsys, files, "run.timeline", "--path", *more)
+        assert f"unrecognized arguments: {more[0]}" in capsys.readouterr().err.replace(
+            str(files) + "/", ""
+        )
+
+
+def test_any_option_of_a_machine_predicts(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (["--network", "infiniband-ndr"], ["--ranks-per-node", "1"]):
+        out, _ = _explained(capsys, files, "run.timeline", *more)
+        assert "suspects, held to what was predicted" in out
+
+
+def test_simulation_refuses_what_it_would_not_heed(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(files / "plan.json")
+    for more, said in (
+        (["--pp", "4"], "--pp does not go with a saved plan"),
+        (["--clip", "1"], "--clip does not go with a saved plan"),
+        (["-o", "no/where.svg"], "no/where.svg cannot be written: there is no such folder as no"),
+        (["-o", "where.png"], "what is where.png to be?"),
+    ):
+        capsys.readouterr()
+        assert main(["simulate", plan, *more]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["simulate", plan, "--machine", "cpu", "--jitter", "0.1", "--seed", "1"]) == 0
+
+
+def test_profile_refuses_files_before_it_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both, folder = str(tmp_path / "both.json"), tmp_path / "folder.json"
+    folder.mkdir()
+    for more, said in (
+        (["--record", both, "--predicted", both], "one file for several"),
+        (["--out", both, "--predicted", both], "one file for several"),
+        (["--record", "/nowhere/a.json"], "there is no such folder as /nowhere"),
+        (["--out", "/nowhere/a.json"], "there is no such folder as /nowhere"),
+        (["--record", str(folder)], "it is a folder"),
+    ):
+        assert main(["profile", "no.py", *more]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_directives_are_tried_on_the_program(

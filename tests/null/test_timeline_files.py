@@ -9,13 +9,8 @@ import pytest
 
 from piper.errors import FileError
 from piper.observe.timeline import Column, Label, Timeline, Track
-from piper.observe.timeline_files import (
-    from_bytes,
-    load_timeline,
-    save_timeline,
-    to_bytes,
-    to_json,
-)
+from piper.observe.timeline_files import from_bytes, load_timeline, to_bytes, to_json
+from piper.observe.timeline_output import save_timeline
 
 
 def _timeline(spans: int = 40) -> Timeline:

@@ -43,10 +43,10 @@ class Recording:
     @contextmanager
     def step(self, role: str) -> Iterator[None]:
         """Around a step of the plan with this role."""
-        if self._plan is None:
-            self._workers.record(role, self.steps)
-            self._plan = self._workers.plans[role]
         try:
+            if self._plan is None:
+                self._plan = self._workers.plans[role]
+                self._workers.record(role, self.steps)
             yield
         except BaseException:
             self._drop()
@@ -57,10 +57,15 @@ class Recording:
 
     def end(self) -> None:
         """Record no more steps."""
-        if not self.over:
-            self.over = True
+        if self.over:
+            return
+        try:
             if self._plan is not None:
                 self._timeline = measured_timeline(self._plan, self._workers.recorded())
+        except BaseException:
+            self._drop()
+            raise
+        self.over = True
 
     def _drop(self) -> None:
         """Forget what was measured; ranks that are still there go on without."""
@@ -68,7 +73,7 @@ class Recording:
             self.over = True
             if self._plan is not None and not self._workers.failed:
                 with suppress(RunError):  # whoever interrupts a step ends the ranks
-                    self._workers.recorded()
+                    self._workers.drop_recording()
 
     def __enter__(self) -> Recording:
         return self

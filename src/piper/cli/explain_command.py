@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
     add_machine_arguments(group)
     add_strategy_arguments(parser)
     add_lowering_arguments(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, late="of")
 
 
 def run(arguments: argparse.Namespace) -> int:

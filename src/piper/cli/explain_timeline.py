@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from piper.cli.lowering_options import LOWERING_OPTIONS, lowered
-from piper.cli.machine_options import MACHINE_OPTIONS, chosen_machine
+from piper.cli.machine_options import MACHINE_OPTIONS, chosen_machine, names_machine
 from piper.cli.plan_file import read_plan
 from piper.cli.saved_file import check_same, plan_of
 from piper.cli.user_file import STRATEGY_OPTIONS, chosen_strategy, load_file, trace_file
@@ -105,7 +105,9 @@ def _whole(arguments: argparse.Namespace, causes: Causes, facts: dict[str, Any])
         lines.append("largest gaps:")
     for gap in gaps:
         lines += [f"  {line}" for line in gap_text(causes, gap, most=_LINKS)]
-    beside = "was predicted" if arguments.machine else "the same takes elsewhere or in most steps"
+    beside = (
+        "was predicted" if names_machine(arguments) else "the same takes elsewhere or in most steps"
+    )
     lines.append(f"suspects, held to what {beside}:")
     return [*lines, *(f"  {suspect}" for suspect in named), *(() if named else ("  none",))]
 
@@ -113,7 +115,7 @@ def _whole(arguments: argparse.Namespace, causes: Causes, facts: dict[str, Any])
 def _suspects(arguments: argparse.Namespace, causes: Causes) -> list[Suspect]:
     """Beside a machine's prediction or, without one, beside what is usual for the same code."""
     plan, timeline = causes.plan, causes.timeline
-    if arguments.machine:
+    if names_machine(arguments):
         predicted = simulate(plan, chosen_machine(arguments, plan.device))
         return suspects(causes, Causes(plan, predicted))
     measured = MeasuredCosts(plan, timeline, timeline.settled)
@@ -179,6 +181,9 @@ def _memory(
 
 def _what_if(arguments: argparse.Namespace, causes: Causes, facts: dict[str, Any]) -> list[str]:
     found = []
+    steps = (
+        causes.timeline.settled if arguments.step is None else range(causes.step, causes.step + 1)
+    )
     for text in arguments.what_if:
         what, equals, factor = text.rpartition("=")
         try:
@@ -189,6 +194,7 @@ def _what_if(arguments: argparse.Namespace, causes: Causes, facts: dict[str, Any
             raise FileError(
                 f"--what-if {text} is not understood", legal="NAME=FACTOR, such as all_to_all=0"
             )
-        found.append(what_if_replayed(causes.plan, causes.timeline, what, value))
+        found.append(what_if_replayed(causes.plan, causes.timeline, what, value, steps=steps))
+    facts["what_if_steps"] = [step + 1 for step in steps]
     facts["what_if"] = [{**msgspec.to_builtins(each), "gain": each.gain} for each in found]
     return list(what_if_text(found))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.machine_options import MACHINE_OPTIONS, given_machine
+from piper.cli.user_file import STRATEGY_OPTIONS
+from piper.errors import FileError
 from piper.plan.optimizers import KNOWN
 
 if TYPE_CHECKING:
@@ -35,6 +38,16 @@ def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
     group.add_argument("--seed", type=int, help="of weights, dropout, order of data (default: 0)")
     add_weights_argument(group)
     return group
+
+
+def refuse_with_plan(arguments: argparse.Namespace, *, but: Collection[str] = ()) -> None:
+    """What a saved plan says already cannot be said again, `but` for what the command itself uses."""
+    for name in (*STRATEGY_OPTIONS, *LOWERING_OPTIONS):
+        if name not in but and getattr(arguments, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise FileError(
+                f"{option} does not go with a saved plan", legal=f"piper plan FILE.py {option} -o"
+            )
 
 
 def add_weights_argument(parser: Any) -> None:

@@ -27,9 +27,13 @@ def add_machine_arguments(parser: Any) -> None:
 
 def given_machine(arguments: argparse.Namespace) -> Machine | None:
     """That of the command line, if it says anything of one."""
-    if all(getattr(arguments, name, None) is None for name in MACHINE_OPTIONS):
+    if not names_machine(arguments):
         return None
     return chosen_machine(arguments, getattr(arguments, "device", None) or "cpu")
+
+
+def names_machine(arguments: argparse.Namespace) -> bool:
+    return any(getattr(arguments, name, None) is not None for name in MACHINE_OPTIONS)
 
 
 def chosen_machine(arguments: argparse.Namespace, device: str) -> Machine:

@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A command imports what it needs: only the one that is asked for, if it is one.
     for command in given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS:
         importlib.import_module(f"piper.cli.{command}_command").add_parser(commands)
-    arguments = parser.parse_args(given)
+    arguments, unknown = parser.parse_known_args(given)
+    if unknown and not _take_late(arguments, unknown):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.argv = given
     try:
         code = arguments.run(arguments)
@@ -48,6 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(_user_error(error), file=sys.stderr)
         return MISUSED
+
+
+def _take_late(arguments: argparse.Namespace, words: list[str]) -> bool:
+    """Whether a word behind options is the last argument of its command, `late`. argparse takes one
+    that may be missing for missing as soon as it comes upon an option."""
+    name = getattr(arguments, "late", None)
+    if name is None or getattr(arguments, name) is not None:
+        return False
+    if len(words) > 1 or words[0].startswith("-"):
+        return False
+    setattr(arguments, name, words[0])
+    return True
 
 
 def _user_error(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.launch_options import add_launch_arguments, launch_options
@@ -43,18 +44,24 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from piper.cli.timeline_output import check_ending, write_timeline
     from piper.cost.machine_file import save_machine
+    from piper.files import check_writable
+    from piper.observe.timeline_output import check_output, save_timeline
     from piper.runtime.launch.parent_process import cool_down, warm_up
     from piper.training.profile import profile
 
     files = {arguments.record: "measured", arguments.predicted: "predicted"}
     for path in filter(None, files):
-        check_ending(path)
+        check_output(path)
     if arguments.steps < 1:
         raise FileError(f"--steps {arguments.steps}", legal="at least 1")
     if arguments.out and not arguments.out.endswith(".json"):
         raise FileError(f"--out {arguments.out}", legal="--out FILE.json")
+    written = [path for path in (arguments.out, arguments.record, arguments.predicted) if path]
+    for path in written:
+        check_writable(path)
+    if len(set(map(os.path.realpath, written))) < len(written):
+        raise FileError(f"one file for several: {', '.join(written)}", legal="a file for each")
     options = launch_options(arguments)
     machine = given_machine(arguments)
     if arguments.launch == "local":
@@ -76,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
         save_machine(found.machine, arguments.out)
     for path, name in files.items():
         if path:
-            write_timeline(getattr(found, name), path)
+            save_timeline(getattr(found, name), path)
     if arguments.json:
         print(json.dumps(facts(found)))
         return 0
     print("\n".join(lines(found)))
-    for path in filter(None, (arguments.out, *files)):
+    for path in written:
         print(f"wrote {path}")
     return 0
 

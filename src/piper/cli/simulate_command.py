@@ -9,8 +9,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from piper.cli.lowering_options import add_lowering_arguments, lowered
-from piper.cli.machine_options import add_machine_arguments, chosen_machine
+from piper.cli.lowering_options import add_lowering_arguments, lowered, refuse_with_plan
+from piper.cli.machine_options import MACHINE_OPTIONS, add_machine_arguments, chosen_machine
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import FileError
 
@@ -59,15 +59,15 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from piper.cli.timeline_output import check_ending, write_timeline
     from piper.insight.causes import Causes
     from piper.insight.step_text import step_text
+    from piper.observe.timeline_output import check_output, save_timeline
     from piper.plan.report.track_memory import fill_memory
     from piper.plan.types import class_of
     from piper.sim.simulate import simulate
 
     for path in arguments.out:
-        check_ending(path)
+        check_output(path)
     if arguments.steps < 1:
         raise FileError(f"--steps {arguments.steps}", legal="at least 1")
     disturbances = _disturbances(arguments)
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         for track in timeline.tracks:
             fill_memory(plan, class_of(plan, track.ranks[0]), track)
     for path in arguments.out:
-        write_timeline(timeline, path)
+        save_timeline(timeline, path)
     causes = Causes(plan, timeline)
     if arguments.json:
         print(json.dumps(_facts(timeline, causes)))
@@ -100,6 +100,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if arguments.file.endswith(".json"):
         from piper.cli.plan_file import read_plan
 
+        refuse_with_plan(arguments, but=(*MACHINE_OPTIONS, "seed"))
         return read_plan(arguments.file)
     module = load_file(arguments.file, "model", "batch", "step")
     return lowered(trace_file(module, arguments), module, arguments).plan

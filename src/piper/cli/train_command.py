@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from piper.cli.elastic_jobs import check_elastic, elastic_jobs
 from piper.cli.launch_options import LAUNCHERS, add_launch_arguments, launch_options
-from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments, lowered
+from piper.cli.lowering_options import add_lowering_arguments, lowered, refuse_with_plan
 from piper.cli.machine_options import add_machine_arguments
 from piper.cli.torchrun_starts import TERMINATED, mistaken, start_until_done
-from piper.cli.user_file import STRATEGY_OPTIONS, add_program_arguments, load_file, trace_file
+from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import FileError, PiperError, RankLost
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def add_parser(commands: Any) -> None:
     add_machine_arguments(parser.add_argument_group("machine"))
     group = parser.add_argument_group("timeline")
     group.add_argument(
-        "--record", metavar="FILE", help="what every task took, as FILE.json or FILE.timeline"
+        "--record",
+        metavar="FILE",
+        help="what every task took: .timeline, .json, .svg, .pftrace, .chrome.json",
     )
     group.add_argument(
         "--record-steps", metavar="A:B", help="from step A to before B (default: 3:6)"
@@ -158,15 +160,10 @@ def _data_module(arguments: argparse.Namespace) -> ModuleType:
 
 
 def _saved_job(arguments: argparse.Namespace) -> Job:
-    """The job of PLAN.json; what the plan says already cannot be said again."""
+    """The job of PLAN.json."""
     import piper
 
-    for name in (*STRATEGY_OPTIONS, *LOWERING_OPTIONS):
-        if getattr(arguments, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise FileError(
-                f"{option} does not go with a saved plan", legal=f"piper plan FILE.py {option} -o"
-            )
+    refuse_with_plan(arguments)
     job = piper.load_job(arguments.file)
     _check_ranks(arguments, job.plan.mesh)
     return job

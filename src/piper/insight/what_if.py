@@ -108,14 +108,23 @@ def what_if(
     return WhatIf(what, factor, alone, changed, _num_tasks(plan, chosen))
 
 
-def what_if_replayed(plan: Plan, timeline: Timeline, what: str, factor: float = 0.0) -> WhatIf:
-    """In a timeline of the plan: every settled step with what its own tasks took, and the median. What
-    is usual for each task makes no usual step: someone is always late, and the others wait."""
+def what_if_replayed(
+    plan: Plan,
+    timeline: Timeline,
+    what: str,
+    factor: float = 0.0,
+    *,
+    steps: Sequence[int] | None = None,
+) -> WhatIf:
+    """In a timeline of the plan: every settled step, or each of `steps`, with what its own tasks took,
+    and the median. What is usual for each task makes no usual step: someone is always late, and the
+    others wait."""
+    steps = timeline.settled if steps is None else steps
     chosen = chosen_by(plan, what)
     meetings = meetings_of(plan, chosen)
     alone, changed = [], []
-    recorded = [timeline.step_seconds[step] for step in timeline.settled]
-    for step in timeline.settled:
+    recorded = [timeline.step_seconds[step] for step in steps]
+    for step in steps:
         costs = MeasuredCosts(plan, timeline, [step])
         alone.append(replayed(plan, timeline, costs).step_seconds[0])
         faster = _Changed(costs, chosen, meetings, factor)

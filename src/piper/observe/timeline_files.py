@@ -105,12 +105,6 @@ def from_bytes(data: bytes) -> Timeline:
         raise FileError(f"this is no timeline: {error}") from error
 
 
-def save_timeline(timeline: Timeline, path: str | Path) -> None:
-    """Compact, or as JSON if the name ends so."""
-    as_json = str(path).endswith(".json")
-    Path(path).write_bytes(to_json(timeline) if as_json else to_bytes(timeline))
-
-
 def load_timeline(path: str | Path) -> Timeline:
     try:
         data = Path(path).read_bytes()

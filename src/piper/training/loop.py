@@ -88,7 +88,7 @@ def train(
     check_data(data)
     policy = ReadPolicy(read_again, skip_unreadable)
     check_policy(data, policy)
-    recorded = checked_steps(record, record_steps, steps)
+    recorder = RecordedSteps(record, checked_steps(record, record_steps, steps))
 
     told = Callbacks(callbacks)
 
@@ -97,7 +97,7 @@ def train(
         before = checkpoint if resume or attempt else None
         with opened(job, launch, log, launch_options, before) as (run, lines):
             begun = progress_of(run) if run.resumed else start or Progress()
-            recorder = RecordedSteps(run, lines, record, recorded)
+            recorder.begin(run, lines)
             loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder)
             if checkpoint is None:
                 return loop.train(data, evaluate, evaluate_every)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from piper.api.recording import Recording
 from piper.api.run import Run
 from piper.errors import RunError
-from piper.observe.timeline_files import save_timeline
+from piper.observe.timeline_output import check_output, save_timeline
 from piper.training.line import Log
 
 DEFAULT = range(3, 6)  # the first steps are slower than others
@@ -26,8 +25,7 @@ def checked_steps(
                 legal='record="FILE.timeline" (--record FILE)',
             )
         return range(0)
-    if not Path(record).parent.is_dir():
-        raise RunError(f"record={os.fspath(record)!r}: there is no such folder", legal="a folder")
+    check_output(record)
     found = _steps(record_steps)
     if steps is not None and found.stop - 1 > steps:
         raise RunError(
@@ -57,51 +55,46 @@ def _shown(steps: str | range) -> str:
 
 
 class RecordedSteps:
-    """Tells a run when to record, and writes what was measured as soon as it is there."""
+    """Tells runs, which are attempts at one training, when to record, and writes what was measured as
+    soon as it is there: once."""
 
-    def __init__(
-        self, run: Run, lines: Log, path: str | os.PathLike[str] | None, steps: range
-    ) -> None:
-        self.run = run
-        self.lines = lines
+    def __init__(self, path: str | os.PathLike[str] | None, steps: range) -> None:
         self.path = path
         self.steps = steps
+        self.recorded = range(0)  # those that are written
+
+    def begin(self, run: Run, lines: Log) -> None:
+        """A run may begin within the steps, if it goes on from another."""
+        self.run = run
+        self.lines = lines
         self.recording: Recording | None = None
-        self.written = False
+        self.first = 0  # that is recorded
 
     def before_step(self, number: int) -> None:
-        if number == self.steps.start:
-            self.recording = self.run.record(steps=len(self.steps))
+        if number in self.steps and not self.recording and not self.recorded:
+            self.recording = self.run.record(steps=self.steps.stop - number)
+            self.first = number
 
     def after_step(self) -> None:
-        if self.recording and self.recording.over and not self.written:
+        if self.recording and self.recording.over and not self.recorded:
             self._write(self.recording)
 
     def end(self) -> None:
         """Write what is there, if training ends earlier; say what is missing."""
-        if self.path is None or self.written:
+        if self.path is None:
             return
-        done = self.recording.done if self.recording else 0
-        if self.recording and done:
+        if self.recording and self.recording.done and not self.recorded:
             self.recording.end()
             self._write(self.recording)
-        missing = f"{done} of the steps {_shown(self.steps)}, which were to be recorded, were run"
-        self.lines.warning(self.run.steps, missing)
+        if self.recorded != self.steps:
+            found = _shown(self.recorded) if self.recorded else "none"
+            missing = f"of the steps {_shown(self.steps)} this run recorded {found}"
+            self.lines.warning(self.run.steps, missing)
 
     def _write(self, recording: Recording) -> None:
-        self.written = True
         assert self.path is not None
         path, timeline = self.path, recording.timeline
-
-        def write() -> None:
-            try:
-                save_timeline(timeline, os.fspath(path))
-            except OSError as error:
-                raise RunError(
-                    f"record={os.fspath(path)!r} cannot be written: {error.strerror}",
-                    legal="another file",
-                ) from None
-
-        self.run.agreed(write)
+        self.recorded = range(self.first, self.first + recording.done)
+        self.run.agreed(lambda: save_timeline(timeline, path))
         spans = f"{len(timeline.steps)} steps, {timeline.num_spans} spans"
         self.lines.note(f"recorded {spans}: {os.fspath(path)}")

@@ -157,13 +157,13 @@ class Member:
 
     def record(self, payload: Mapping[str, Any]) -> None:
         """Have the tasks of a plan note their times, from now on; all ranks are asked together."""
-        worker = self.workers[payload["name"]]
+        worker, tie = self.workers[payload["name"]], self._tie()
         recorder: Recorder
         if self.device.type == "cuda":
             recorder = DeviceRecorder(worker, payload["steps"])
         else:
             recorder = HostRecorder(worker)
-        self.recording = recorder, self._tie()
+        self.recording = recorder, tie
 
     def recorded(self, _: object = None) -> RankTimes:
         """What they have noted, by the clock of all ranks; no task notes anything any more."""
@@ -171,6 +171,12 @@ class Member:
         (recorder, before), self.recording = self.recording, None
         recorder.end()
         return recorder.times(before.until(self._tie()))
+
+    def drop_recording(self, _: object = None) -> None:
+        """Note nothing any more, if anything is noted."""
+        if self.recording is not None:
+            (recorder, _), self.recording = self.recording, None
+            recorder.end()
 
     def _tie(self) -> Tie:
         """Of this rank's clock to that of all ranks; those of one process have one."""

@@ -244,6 +244,10 @@ class PoolRun:
         """What they have noted on each rank; then they are as before."""
         return self.call("recorded")
 
+    def drop_recording(self) -> None:
+        """Have the tasks of all ranks be as before, whichever of them note their times."""
+        self.call("drop_recording")
+
     def describe(self) -> list[dict[str, str]]:
         return self.call("describe")
 

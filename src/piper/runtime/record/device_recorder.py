@@ -6,6 +6,7 @@ of the device is tied to that of the host before and after, by events that the h
 
 from __future__ import annotations
 
+from math import ceil
 from time import perf_counter_ns
 from typing import Any
 
@@ -21,6 +22,7 @@ from piper.runtime.worker.worker import Worker
 
 TRIES = 20
 MOST_SPARE = 100_000  # events that are made beforehand
+ROUNDING = 2.0**-24  # of an elapsed time, at most
 _MILLISECOND = 1e6
 
 
@@ -36,6 +38,7 @@ class DeviceRecorder:
         self.spare = [_event() for _ in range(min(2 * len(tasks) * (steps or 1), MOST_SPARE))]
         for event in self.spare:  # torch makes it on the device when it is first recorded
             event.record(self.stream)
+        self.base, self.first = self._passing()
         self.wrapped = Wrapped(
             worker,
             [
@@ -43,7 +46,6 @@ class DeviceRecorder:
                 for index, (task, start) in enumerate(zip(tasks, worker.starts, strict=True))
             ],
         )
-        self.base, self.first = self._passing()
 
     def _dispatching(self, task: Task, start: Start, stream: Any, index: int) -> Start:
         note, noted = self.notes[index], self.events[index].append
@@ -85,21 +87,26 @@ class DeviceRecorder:
 
     def times(self, tie: Tie) -> RankTimes:
         last, seen = self._passing()
-        later = Tie(seen.offset - _elapsed(self.base, last), seen.error)
+        begins = self._begins()
+        event, at = begins[-1]
+        total = at + _elapsed(event, last)
+        later = Tie(seen.offset - total, seen.error)
         device = self.first.until(later)  # against nanoseconds since `base`
-        self._read(device.offset)
-        return in_steps(self.notes, Tie(tie.offset, tie.error + device.error))
-
-    def _read(self, offset: int) -> None:
-        """Note what the events say. An elapsed time is a number of 24 bits, so that it is taken from the
-        begin of the step, not from long ago."""
-        if not self.events:
-            return
-        begins = [(first, offset + _elapsed(self.base, first)) for first, _ in self.events[0]]
         for note, pairs in zip(self.notes, self.events, strict=True):
-            for (begin, at), (first, last) in zip(begins, pairs, strict=False):
-                note.start.append(at + _elapsed(begin, first))
-                note.end.append(at + _elapsed(begin, last))
+            for (begin, at), (first, last) in zip(begins[1:], pairs, strict=False):
+                note.start.append(device.offset + at + _elapsed(begin, first))
+                note.end.append(device.offset + at + _elapsed(begin, last))
+        rounding = ceil(total * ROUNDING) + len(begins) + 1
+        return in_steps(self.notes, Tie(tie.offset, tie.error + device.error + rounding))
+
+    def _begins(self) -> list[tuple[Any, int]]:
+        """`base` and the first event of each step, with nanoseconds since `base`: from one to the next,
+        since what has elapsed since long ago is a number of 24 bits, too."""
+        found = [(self.base, 0)]
+        for first, _ in self.events[0] if self.events else ():
+            event, at = found[-1]
+            found.append((first, at + _elapsed(event, first)))
+        return found
 
 
 def _event() -> Any:
