@@ -50,21 +50,6 @@ def _simulated(plan: Plan, *disturbances: Disturbance, steps: int = 2, **changes
     return found
 
 
-def _joined(shaken: list[Jitter], plan: Plan) -> Timeline:
-    """Steps with a noise of their own, as a recording has them."""
-    found = simulate(plan, _machine(), disturbances=[shaken[0]])
-    found.source = "measured"
-    for jitter in shaken[1:]:
-        other, offset = simulate(plan, _machine(), disturbances=[jitter]), found.steps[-1][1]
-        found.steps.append((offset, offset + other.step_seconds[0]))
-        for track, more in zip(found.tracks, other.tracks, strict=True):
-            track.begins.append(len(track))
-            for index, span in enumerate(more):
-                times = (offset + span.issued, offset + span.start, offset + span.end)
-                track.add(more.which[index], *times)
-    return found
-
-
 # What if, from what tasks took
 
 
@@ -98,7 +83,8 @@ def test_a_recording_and_a_machine_agree_on_what_would_help(host_computes: bool)
 def test_what_each_step_took_is_replayed_by_itself() -> None:
     """With noise, the usual times of tasks give a step that is shorter than every one of them."""
     plan = layers_plan(4, 8, pp=4)
-    timeline = _joined([Jitter(0.5, seed) for seed in range(5)], plan)
+    timeline = simulate(plan, _machine(), steps=6, disturbances=[Jitter(0.5)])
+    timeline.source = "measured"
     found = what_if_replayed(plan, timeline, "F")
     assert found.off < 0.02
     usual = replayed(plan, timeline, MeasuredCosts(plan, timeline, timeline.settled))

@@ -183,8 +183,8 @@ def _split(text: str, legal: str) -> tuple[str, float]:
     try:
         value = float(factor)
     except ValueError:
-        value = -1.0
-    if not name or not 0 <= value < float("inf"):
+        name, value = "", 0.0
+    if not name:
         raise FileError(f"{text!r} is not understood", legal=legal)
     return name, value
 

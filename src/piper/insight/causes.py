@@ -16,14 +16,15 @@ from piper.plan.tasks import Comm
 from piper.plan.types import Plan
 from piper.sim.timeline_classes import classes_of
 
-Why = Literal["data", "stream", "host", "peer", "begin"]
+Why = Literal["data", "stream", "host", "peer", "begin", "end"]
 
 
 class Cause(NamedTuple):
     """What a span waited for last: `place` was over `at` that time, and why that mattered.
 
     data: it waits for that task; stream: that one came before it there; host: the host was busy with
-    that one; peer: the last member of a communication came only then; begin: the step began then.
+    that one; peer: the last member of a communication came only then; begin: the step began then; end:
+    nothing is left to do, and the step ends with that one.
     """
 
     place: Place | None
@@ -67,6 +68,16 @@ class Causes(Meetings):
                 needs = held_by(found.tasks, found.slots)
             self._orders[id(found)] = _Order(needs, before)
         return self._orders[id(found)]
+
+    def track_number(self, rank: int) -> int:
+        if rank not in self._numbers:
+            self.timeline.track_of(rank)  # raises
+        return self._numbers[rank]
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        tracks = enumerate(self.timeline.tracks)
+        return {rank: number for number, track in tracks for rank in track.ranks}
 
     def task(self, place: Place) -> int:
         """The number of a span's task in its class."""
@@ -128,4 +139,4 @@ class Causes(Meetings):
         ]
 
 
-_PREFERRED: dict[Why, int] = {"data": 4, "stream": 3, "host": 2, "peer": 1, "begin": 0}
+_PREFERRED: dict[Why, int] = {"data": 4, "stream": 3, "host": 2, "peer": 1, "begin": 0, "end": 0}
