@@ -32,8 +32,15 @@ from piper.api.program_file import program_from_json
 from piper.bodies.files.codec import content_hash, decode, encode, load
 from piper.check import expanded, problems
 from piper.cli.main import main
-from piper.plan.types import plan_from_json
+from piper.cost.presets import MACHINES
+from piper.observe.timeline import Timeline
+from piper.observe.timeline_files import load_timeline, to_bytes
+from piper.observe.timeline_files import to_json as timeline_to_json
+from piper.observe.timeline_output import save_timeline
+from piper.plan.report.track_memory import fill_memory
+from piper.plan.types import class_of, plan_from_json
 from piper.schedules import parse_json, read_table, schedule
+from piper.sim.simulate import simulate
 from piper.strategies import from_json, parallel, to_json
 from tests.file_verdicts import Failed, accepted, ended
 from tests.fuzz_stored import good, try_checkpoint, try_weights
@@ -138,6 +145,24 @@ def try_program(path: Path, rng: Random, original: str) -> bool:
     return accepted(ended(run))
 
 
+def try_timeline(path: Path, rng: Random, original: str) -> bool:
+    good = path.with_suffix(".good")
+    save_timeline(_simulated(original, by_rank=True), good)
+    accepted(ended(lambda: main(["diff", *rng.sample([str(good), str(path)], 2)])), legal=(0, 1))
+    question = rng.choice(
+        ([], ["--path"], ["--memory", "0"], ["--at", "0:0.1"], ["--what-if", "F=0"])
+    )
+    if not accepted(ended(lambda: main(["explain", str(path), *question]))):
+        return False
+    found = load_timeline(path)
+    for form in (".json", ".timeline"):
+        again = path.with_name(f"again{form}")
+        save_timeline(found, again)
+        if load_timeline(again) != found:
+            raise Failed("an accepted timeline is not read again as it was written")
+    return True
+
+
 @dataclass(frozen=True)
 class Seed:
     """A good file; `original` names what it was made of."""
@@ -157,6 +182,7 @@ TRIES: dict[str, Callable[[Path, Random, str], bool]] = {
     "program": try_program,
     "checkpoint": try_checkpoint,
     "weights": try_weights,
+    "timeline": try_timeline,
 }
 SHARES = {
     "plan": 9,
@@ -167,6 +193,7 @@ SHARES = {
     "program": 3,
     "checkpoint": 3,
     "weights": 4,
+    "timeline": 5,
 }  # how often each kind is drawn
 
 
@@ -181,6 +208,7 @@ def seeds() -> dict[str, list[Seed]]:
         "program": _programs(),
         "checkpoint": _stored("saved"),
         "weights": _stored("saved", "shards", "torch", "dcp"),
+        "timeline": _timelines(),
     }
     return found
 
@@ -227,6 +255,25 @@ def _programs() -> list[Seed]:
     strategies = (parallel(dp=2, ep=2, microbatches=2), parallel(pp=2, microbatches=2, zero=1))
     programs = [program_of("tied").apply(strategy) for strategy in strategies]
     return [Seed("program", ".json", program.to_json()) for program in programs]
+
+
+def _timelines() -> list[Seed]:
+    found = []
+    for name in ("dp", "pp"):
+        for by_rank in (False, True):
+            timeline = _simulated(name, by_rank=by_rank)
+            found.append(Seed("timeline", ".json", timeline_to_json(timeline), name))
+            found.append(Seed("timeline", ".timeline", to_bytes(timeline), name))
+    return found
+
+
+@cache
+def _simulated(name: str, *, by_rank: bool) -> Timeline:
+    plan = plan_of(name)
+    timeline = simulate(plan, MACHINES["cpu"], steps=2, by_rank=by_rank)
+    for track in timeline.tracks:
+        fill_memory(plan, class_of(plan, track.ranks[0]), track)
+    return timeline
 
 
 def _stored(*folders: str) -> list[Seed]:

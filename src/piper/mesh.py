@@ -141,3 +141,13 @@ class Group(msgspec.Struct, frozen=True):
         first = mesh.coordinates(rank) | dict.fromkeys(self.over, 0)
         starts = [mesh.rank(first | dict(part.fixed)) for part in self.slices]
         return tuple(sorted(start + offset for start in starts for offset in offsets))
+
+    def shifts(self, mesh: Mesh, at: Slice) -> list[int]:
+        """How far behind the group of a slice's first rank those of its other ranks lie."""
+        same = {*at.axes, *self.over, *(axis for part in self.slices for axis in part.axes)}
+        found, stride = [0], 1
+        for axis, size in reversed(mesh.axes):
+            if axis not in same:
+                found = [shift + index * stride for index in range(size) for shift in found]
+            stride *= size
+        return found

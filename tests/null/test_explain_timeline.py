@@ -14,6 +14,7 @@ from piper.cost.machine import Link, Machine
 from piper.insight.causes import Causes
 from piper.insight.memory_peak import largest_total, memory_peak
 from piper.insight.memory_remedies import plan_peak, possible_remedies, tried_remedies
+from piper.insight.step_text import show_seconds
 from piper.insight.task_spans import task_spans
 from piper.insight.timeline_diff import WAITING, timeline_diff
 from piper.insight.what_if import what_if, what_if_replayed
@@ -46,21 +47,6 @@ def _simulated(plan: Plan, *disturbances: Disturbance, steps: int = 2, **changes
     found = simulate(plan, _machine(**changes), steps=steps, disturbances=disturbances)
     for track in found.tracks:
         fill_memory(plan, class_of(plan, track.ranks[0]), track)
-    return found
-
-
-def _joined(shaken: list[Jitter], plan: Plan) -> Timeline:
-    """Steps with a noise of their own, as a recording has them."""
-    found = simulate(plan, _machine(), disturbances=[shaken[0]])
-    found.source = "measured"
-    for jitter in shaken[1:]:
-        other, offset = simulate(plan, _machine(), disturbances=[jitter]), found.steps[-1][1]
-        found.steps.append((offset, offset + other.step_seconds[0]))
-        for track, more in zip(found.tracks, other.tracks, strict=True):
-            track.begins.append(len(track))
-            for index, span in enumerate(more):
-                times = (offset + span.issued, offset + span.start, offset + span.end)
-                track.add(more.which[index], *times)
     return found
 
 
@@ -97,7 +83,8 @@ def test_a_recording_and_a_machine_agree_on_what_would_help(host_computes: bool)
 def test_what_each_step_took_is_replayed_by_itself() -> None:
     """With noise, the usual times of tasks give a step that is shorter than every one of them."""
     plan = layers_plan(4, 8, pp=4)
-    timeline = _joined([Jitter(0.5, seed) for seed in range(5)], plan)
+    timeline = simulate(plan, _machine(), steps=6, disturbances=[Jitter(0.5)])
+    timeline.source = "measured"
     found = what_if_replayed(plan, timeline, "F")
     assert found.off < 0.02
     usual = replayed(plan, timeline, MeasuredCosts(plan, timeline, timeline.settled))
@@ -290,6 +277,27 @@ def test_where_a_step_goes(files: Path, name: str, capsys: pytest.CaptureFixture
     facts = json.loads(out)
     assert sum(facts["critical_path"]["by_kind"].values()) == pytest.approx(facts["seconds"])
     assert facts["gaps"][0]["chain"] and facts["suspects"] == []
+
+
+def test_what_the_compiler_expects_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, dense = tmp_path / "expected.timeline", str(EXAMPLES / "dense.py")
+    command = ["simulate", dense, *DEGREES, "--machine", "h100", "--expected"]
+    assert main([*command, "-o", str(path)]) == 0
+    out = capsys.readouterr().out
+    expected = load_timeline(path)
+    assert out.startswith("machine H100") and f"wrote {path}" in out
+    assert f"expected step: {show_seconds(expected.step_seconds[0])}" in out
+    assert main([*command, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["step_seconds"] == expected.step_seconds and facts["machine"]["name"] == "H100"
+    assert main(["simulate", *command[1:-1], "-o", str(tmp_path / "run.timeline")]) == 0
+    assert main(["diff", str(path), str(tmp_path / "run.timeline")]) == 1
+    assert main([*command, "--jitter", "0.1"]) == 2
+    assert "--expected and --jitter" in capsys.readouterr().err
+    assert main(["simulate", "plan.json", "--expected"]) == 2
+    assert "has its order already" in capsys.readouterr().err
 
 
 def test_a_slow_rank_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

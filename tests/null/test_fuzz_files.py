@@ -17,7 +17,7 @@ pytestmark = [
 ]
 CASES = {
     "plan": 120, "schedule": 200, "strategy": 25, "body": 200, "job": 25, "program": 100,
-    "checkpoint": 100, "weights": 120,
+    "checkpoint": 100, "weights": 120, "timeline": 150,
 }  # fmt: skip
 SECONDS = 40  # of one kind; a slow machine runs fewer
 
@@ -38,7 +38,7 @@ def test_damaged_files_are_refused_or_mean_what_they_say(kind: str, tmp_path: Pa
 
 
 def test_files_that_are_not_damaged_are_accepted(tmp_path: Path) -> None:
-    for kind in ("checkpoint", "weights"):
+    for kind in ("checkpoint", "weights", "timeline"):
         for seed in seeds()[kind]:
             path = tmp_path / f"case{seed.suffix}"
             path.write_bytes(seed.data)

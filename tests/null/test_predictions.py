@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -12,7 +13,8 @@ from piper.cost.exchange_times import ExchangeTime, LinkTimes
 from piper.cost.machine import Link
 from piper.cost.presets import machine
 from piper.insight.causes import Causes
-from piper.insight.predictions import IDLE, KindTime, by_kind
+from piper.insight.predictions import IDLE, KindTime, _clipped, by_kind
+from piper.insight.use_of_time import union
 from piper.observe.timeline import Timeline
 from piper.sim.calibration import with_links, with_rehearsal
 from piper.sim.disturbances import SlowBody, SlowLink, SlowRank
@@ -75,6 +77,15 @@ def test_computation_beside_communication_is_contention() -> None:
     kinds = _held(plan, simulate(plan, shared, by_rank=True), simulate(plan, free))
     assert kinds["B"].reason.startswith("contention: "), kinds["B"]
     assert "beside communication" in kinds["B"].reason
+
+
+def test_spans_are_clipped_to_what_lies_beside() -> None:
+    chance = random.Random(0)
+    for _ in range(100):
+        spans = union((a, a + chance.random()) for a in (9 * chance.random() for _ in range(9)))
+        begin, end = sorted(chance.choices([*(t for s in spans for t in s), 0.0, 4.0, 10.0], k=2))
+        plainly = [(max(a, begin), min(b, end)) for a, b in spans if a < end and b > begin]
+        assert _clipped(spans, begin, end) == plainly
 
 
 def test_a_host_that_is_late_is_the_reason() -> None:

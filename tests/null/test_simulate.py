@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch import nn
 
 import piper
 from piper.cost.machine import Link, Machine
+from piper.mesh import Group, Mesh
 from piper.observe.timeline import Timeline
 from piper.plan.types import Plan
 from piper.schedules import SCHEDULES, Costs, replay, schedule
 from piper.schedules.table import Cell, Table
-from piper.sim.disturbances import Jitter, SlowBody, SlowLink, SlowRank
+from piper.sim.disturbances import Jitter, SlowBody, SlowLink, SlowRank, disturbed
 from piper.sim.engine import ALONE, Engine, Meeting, Row, Work
 from piper.sim.simulate import simulate
 from piper.sim.task_costs import GivenCosts
@@ -230,6 +232,95 @@ def test_what_is_slow_makes_steps_longer() -> None:
         simulate(plan, machine, disturbances=d).step_seconds[0] for d in (between, across)
     )
     assert alone < less < slow
+
+
+@pytest.mark.parametrize("host_computes", [False, True])
+def test_a_class_goes_by_the_slowest_of_its_links(host_computes: bool) -> None:
+    """Of the pairs (0, 6) to (5, 11) only two stay on a node of 8."""
+    plan = layers_plan(4, 4, pp=2, dp=6)
+    machine = _machine(host_computes=host_computes, network=Link(1e-4, 1e9))
+    classes, ranks = (simulate(plan, machine, by_rank=each) for each in (False, True))
+    assert classes.step_seconds == pytest.approx(ranks.step_seconds, rel=0.02)
+
+    def message(timeline: Timeline) -> float:
+        tracks = [track for track in timeline.tracks if track.ranks[0] < 6]
+        return max(min(s.seconds for s in t if s.label.kind == "send") for t in tracks)
+
+    near = simulate(plan, msgspec.structs.replace(machine, ranks_per_node=12))
+    assert message(classes) == pytest.approx(message(ranks), rel=0.02)
+    assert message(classes) > 5 * message(near)
+
+
+def test_groups_of_a_class_are_shifts_of_the_first() -> None:
+    mesh = Mesh((("a", 2), ("pp", 3), ("b", 4), ("c", 2)))
+    for over in ((), ("a",), ("b", "c"), ("a", "c")):
+        group = Group((mesh.at(pp=0), mesh.at(pp=2)), over)
+        at = mesh.at(pp=2)
+        first, *_ = ranks = list(mesh.ranks(at))
+        shifted = {
+            tuple(rank + shift for rank in group.ranks(mesh, first))
+            for shift in group.shifts(mesh, at)
+        }
+        assert shifted == {group.ranks(mesh, rank) for rank in ranks}
+        assert len(shifted) == len(group.shifts(mesh, at))
+
+
+def test_every_step_has_its_own_jitter() -> None:
+    plan, machine = layers_plan(4, 4, pp=2), _machine()
+    steps, again = (
+        simulate(plan, machine, steps=4, disturbances=[Jitter(0.5)]).step_seconds for _ in range(2)
+    )
+    assert len({round(seconds, 9) for seconds in steps}) == 4 and steps == again
+    assert simulate(plan, machine, disturbances=[Jitter(0.5)]).step_seconds == steps[:1]
+
+
+@pytest.mark.parametrize("prefix", ["all_reduce", "send", "recv"])
+def test_a_slow_body_may_be_communication(prefix: str) -> None:
+    """Both ends of a message are one communication."""
+    plan, machine = layers_plan(4, 4, pp=2, dp=2), _machine()
+    names = [t.name for c in plan.classes for t in c.tasks if t.kind == prefix]
+    alone = simulate(plan, machine).step_seconds[0]
+    slow = [SlowBody(name, 1e4) for name in dict.fromkeys(names)]
+    assert simulate(plan, machine, disturbances=slow).step_seconds[0] > 1.05 * alone
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: SlowRank(4, 2.0), "the plan has no rank 4\n  legal: 0 to 3"),
+        (lambda: SlowRank(-1, 2.0), "the plan has no rank -1"),
+        (lambda: SlowLink((0, 9), 2.0), "the plan has no rank 9"),
+        (lambda: SlowLink((1, 1), 2.0), "ranks 1 and 1 never meet\n  legal: rank 1 meets 0, 2, 3"),
+        (lambda: SlowBody("G[PP=1", 2.0), "no body is 'G[PP=1', and no task has a name"),
+        (lambda: SlowBody("", 2.0), "no body is ''"),
+        (lambda: SlowRank(0, 0.0), "rank 0 takes 0 x as long\n  legal: more than 0"),
+        (lambda: SlowLink((0, 1), -2.0), "the link of ranks 0 and 1 takes -2 x as long"),
+        (lambda: SlowBody("F", math.inf), "body 'F' takes inf x as long"),
+        (lambda: SlowRank(0, math.nan), "rank 0 takes nan x as long"),
+        (lambda: Jitter(-0.9), "a jitter of -0.9\n  legal: 0 or more"),
+    ],
+)
+def test_a_disturbance_of_nothing_is_refused(make: Any, error: str) -> None:
+    plan = layers_plan(4, 4, pp=2, dp=2)
+    with pytest.raises(piper.PiperError) as caught:
+        simulate(plan, _machine(), disturbances=[make()])
+    assert str(caught.value).startswith(error)
+
+
+def test_ranks_that_never_meet_have_no_link() -> None:
+    """A plan that sums nothing over all ranks: rank 0 has a stage and a replica beside it."""
+    plan = layers_plan(4, 4, pp=2, dp=2)
+    kept = [
+        msgspec.structs.replace(
+            part,
+            tasks=tuple(t for t in part.tasks if t.kind != "all_reduce" or "loss" not in t.name),
+        )
+        for part in plan.classes
+    ]
+    plan = msgspec.structs.replace(plan, classes=tuple(kept))
+    with pytest.raises(piper.PiperError, match="ranks 0 and 3 never meet") as caught:
+        disturbed(plan, GivenCosts({}), [SlowLink((0, 3), 2.0)])
+    assert caught.value.legal == "rank 0 meets 1, 2"
 
 
 def test_measured_bodies_and_kinds_come_first() -> None:

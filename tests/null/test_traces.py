@@ -241,13 +241,14 @@ def test_flows_of_a_plan_join_the_ranks_that_meet(name: str, by_rank: bool) -> N
 
 
 def test_one_class_may_send_to_several() -> None:
-    def track(name: str, receives: bool) -> Track:
-        label = Label(name, "recv" if receives else "send", "p2p", meeting="x", receives=receives)
-        made = Track(name, (0,), (label,), begins=[0])
+    def track(rank: int, receives: bool) -> Track:
+        kind = "recv" if receives else "send"
+        label = Label("x", kind, "p2p", meeting="x", receives=receives)
+        made = Track(f"rank {rank}", (rank,), (label,), begins=[0])
         made.add(0, 0.0, 0.0, 1.0)
         return made
 
-    tracks = [track("a", True), track("b", False), track("c", True)]
+    tracks = [track(0, True), track(1, False), track(2, True)]
     found = [tuple(p.track for p in f.places) for f in flows(Timeline("table", tracks, [(0, 1)]))]
     assert found == [(1, 0), (1, 2)]
     assert list(flows(Timeline("table", tracks[::2], [(0, 1)]))) == []

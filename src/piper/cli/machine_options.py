@@ -20,7 +20,9 @@ def add_machine_arguments(parser: Any) -> None:
         "(default: to be simulated cpu or h100, after the device; to order tasks a nominal one)",
     )
     parser.add_argument("--network", metavar="NAME", help="between nodes, such as infiniband-ndr")
-    parser.add_argument("--ranks-per-node", type=int, metavar="N", help="default: 8")
+    parser.add_argument(
+        "--ranks-per-node", type=int, metavar="N", help="default: the machine's (8; cpu has 64)"
+    )
 
 
 def given_machine(arguments: argparse.Namespace) -> Machine | None:

@@ -10,11 +10,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.lowering_options import add_lowering_arguments, lowered, refuse_with_plan
-from piper.cli.machine_options import MACHINE_OPTIONS, add_machine_arguments, chosen_machine
+from piper.cli.machine_options import (
+    MACHINE_OPTIONS,
+    add_machine_arguments,
+    chosen_machine,
+    given_machine,
+)
 from piper.cli.user_file import add_program_arguments, load_file, trace_file
 from piper.errors import FileError
 
 if TYPE_CHECKING:
+    from piper.cost.machine import Machine
     from piper.observe.timeline import Timeline
     from piper.plan.types import Plan
     from piper.sim.disturbances import Disturbance
@@ -54,6 +60,10 @@ def add_parser(commands: Any) -> None:
         "-o", "--out", action="append", default=[], metavar="FILE",
         help="write the timeline: .timeline, .json, .svg, .pftrace, .chrome.json",
     )  # fmt: skip
+    group.add_argument(
+        "--expected", action="store_true",
+        help="not the plan, but the step that tasks are put in order for",
+    )  # fmt: skip
     group.add_argument("--gantt", action="store_true", help="draw it here")
     parser.set_defaults(run=run)
 
@@ -71,10 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise FileError(f"--steps {arguments.steps}", legal="at least 1")
     disturbances = _disturbances(arguments)
+    if arguments.expected:
+        return _expected(arguments)
     plan = _plan(arguments)
+    machine = chosen_machine(arguments, plan.device)
     timeline = simulate(
         plan,
-        chosen_machine(arguments, plan.device),
+        machine,
         steps=arguments.steps,
         by_rank=arguments.by_rank,
         disturbances=disturbances,
@@ -86,13 +99,53 @@ def run(arguments: argparse.Namespace) -> int:
         save_timeline(timeline, path)
     causes = Causes(plan, timeline)
     if arguments.json:
-        print(json.dumps(_facts(timeline, causes)))
+        print(json.dumps(_facts(timeline, causes, machine)))
         return 0
     if arguments.gantt:
         print(_drawn(timeline))
+    print(_named(machine))
     print(step_text(plan, causes))
     for path in arguments.out:
         print(f"wrote {path}")
+    return 0
+
+
+def _named(machine: Machine) -> str:
+    source = f": {machine.source}" if machine.source else ""
+    return f"machine {machine.name}, {machine.ranks_per_node} ranks a node{source}"
+
+
+def _expected(arguments: argparse.Namespace) -> int:
+    """The step as lowering takes it to be: there is no plan yet."""
+    from piper.cost.estimate import NOMINAL
+    from piper.insight.step_text import show_seconds, used
+    from piper.insight.use_of_time import use_of_time
+    from piper.observe.timeline_output import save_timeline
+
+    if arguments.file.endswith(".json"):
+        raise FileError(f"{arguments.file} has its order already", legal="FILE.py --expected")
+    for name in ("by_rank", "slow_rank", "slow_link", "slow_body", "jitter"):
+        if getattr(arguments, name):
+            raise FileError(f"--expected and --{name.replace('_', '-')}", legal="one of them")
+    module = load_file(arguments.file, "model", "batch", "step")
+    machine = given_machine(arguments) or NOMINAL
+    timeline = trace_file(module, arguments).expected(
+        device=arguments.device or "cpu",
+        precision=arguments.precision,
+        clip=arguments.clip,
+        machine=machine,
+    )
+    for path in arguments.out:
+        save_timeline(timeline, path)
+    if arguments.json:
+        print(json.dumps(_common_facts(timeline, machine)))
+        return 0
+    if arguments.gantt:
+        print(_drawn(timeline))
+    print(_named(machine))
+    print(f"expected step: {show_seconds(timeline.step_seconds[0])}")
+    for line in (*used(use_of_time(timeline)), *(f"wrote {path}" for path in arguments.out)):
+        print(line)
     return 0
 
 
@@ -130,8 +183,8 @@ def _split(text: str, legal: str) -> tuple[str, float]:
     try:
         value = float(factor)
     except ValueError:
-        value = -1.0
-    if not name or not 0 <= value < float("inf"):
+        name, value = "", 0.0
+    if not name:
         raise FileError(f"{text!r} is not understood", legal=legal)
     return name, value
 
@@ -151,17 +204,27 @@ def _drawn(timeline: Timeline) -> str:
     return draw_text(timeline, width=width, color=color, begin=begin, end=end)
 
 
-def _facts(timeline: Timeline, causes: Any) -> dict[str, Any]:
+def _common_facts(timeline: Timeline, machine: Machine) -> dict[str, Any]:
     import msgspec
 
-    from piper.insight.critical_path import critical_path
     from piper.insight.use_of_time import use_of_time
+
+    return {
+        "machine": {
+            "name": machine.name, "ranks_per_node": machine.ranks_per_node, "source": machine.source
+        },
+        "step_seconds": timeline.step_seconds,
+        "tracks": msgspec.to_builtins(use_of_time(timeline)),
+    }  # fmt: skip
+
+
+def _facts(timeline: Timeline, causes: Any, machine: Machine) -> dict[str, Any]:
+    from piper.insight.critical_path import critical_path
 
     path = critical_path(causes)
     return {
         "plan": timeline.plan,
-        "step_seconds": timeline.step_seconds,
-        "tracks": msgspec.to_builtins(use_of_time(timeline)),
+        **_common_facts(timeline, machine),
         "critical_path": {
             "by_kind": path.by_kind, "by_directive": path.by_directive, "by_track": path.by_track
         },

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -77,12 +78,29 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     kinds: dict[str, Linear] = {}
 
     def __post_init__(self) -> None:
-        for name in ("bandwidth", "ranks_per_node"):
-            if not getattr(self, name) > 0:
-                raise FileError(f"machine {self.name}: {name} is {getattr(self, name)}")
-        for link in (self.node, self.network):
-            if not (link.bandwidth > 0 and link.latency >= 0 and 0 <= link.share < 1):
-                raise FileError(f"machine {self.name}: {link} is no link")
+        rates = {f"flops of {dtype}": rate for dtype, rate in self.flops.items()}
+        rates |= {name: getattr(self, name) for name in ("bandwidth", "ranks_per_node")}
+        figures = {name: getattr(self, name) for name in ("launch", "dispatch", "exchange", "sms")}
+        figures |= {f"body {body}": seconds for body, seconds in self.bodies.items()}
+        shares = {}
+        for name, link in (("node", self.node), ("network", self.network)):
+            rates[f"bandwidth of {name}"] = link.bandwidth
+            figures[f"latency of {name}"] = link.latency
+            shares[f"share of {name}"] = link.share
+        for kind, line in self.kinds.items():
+            figures |= {f"fixed of {kind}": line.fixed, f"per_byte of {kind}": line.per_byte}
+            shares[f"share of {kind}"] = line.share
+        if not self.flops:
+            raise FileError(f"machine {self.name} has no flops", legal='{"float32": ...}')
+        self._check(rates, "more than 0", lambda value: 0 < value < math.inf)
+        self._check(figures, "0 or more", lambda value: 0 <= value < math.inf)
+        self._check(shares, "from 0 to less than 1", lambda value: 0 <= value < 1)
+        self._check({"between": self.between}, "seconds", math.isfinite)  # steps may overlap
+
+    def _check(self, figures: dict[str, float], legal: str, fits: Callable[[float], bool]) -> None:
+        for name, value in figures.items():
+            if not fits(value):
+                raise FileError(f"machine {self.name}: {name} is {value}", legal=legal)
 
     def link(self, ranks: Sequence[int]) -> Link:
         """The slowest that a group of ranks, which ascend, goes through."""

@@ -17,6 +17,7 @@ REACHED = 0.7  # of its peak, by large matrix products
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 _NVLINK = 10e-6  # seconds a round, NCCL between GPUs of a node
 _NETWORK = 20e-6
+_OF_NETWORK = "; network: "  # in a source
 
 # Bytes a second each way.
 NETWORKS = {
@@ -47,7 +48,7 @@ def _device(
         exchange=20e-6,
         between=300e-6,
         sms=sms,
-        source=f"{source}; network: {of_network}",
+        source=f"{source}{_OF_NETWORK}{of_network}",
     )
 
 
@@ -91,8 +92,10 @@ def machine(name: str, *, network: str | None = None, ranks_per_node: int | None
                 f"no network is called {network!r}{did_you_mean(network, list(NETWORKS))}",
                 legal=", ".join(NETWORKS),
             )
-        link = msgspec.structs.replace(found.network, bandwidth=NETWORKS[network][0] * 0.9)
-        found = msgspec.structs.replace(found, network=link)
+        bandwidth, of_network = NETWORKS[network]
+        link = msgspec.structs.replace(found.network, bandwidth=bandwidth * 0.9)
+        source = found.source.partition(_OF_NETWORK)[0] + _OF_NETWORK + of_network
+        found = msgspec.structs.replace(found, network=link, source=source)
     if ranks_per_node is not None:
         found = msgspec.structs.replace(found, ranks_per_node=ranks_per_node)
     return found

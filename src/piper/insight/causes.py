@@ -10,19 +10,21 @@ from typing import Literal, NamedTuple
 from piper.errors import PlanError
 from piper.observe.flows import Place
 from piper.observe.meetings import Meetings
-from piper.observe.timeline import Timeline, Track
+from piper.observe.timeline import Timeline
 from piper.plan.held_by import held_by
 from piper.plan.tasks import Comm
-from piper.plan.types import Plan, RankClass, class_of
+from piper.plan.types import Plan
+from piper.sim.timeline_classes import classes_of
 
-Why = Literal["data", "stream", "host", "peer", "begin"]
+Why = Literal["data", "stream", "host", "peer", "begin", "end"]
 
 
 class Cause(NamedTuple):
     """What a span waited for last: `place` was over `at` that time, and why that mattered.
 
     data: it waits for that task; stream: that one came before it there; host: the host was busy with
-    that one; peer: the last member of a communication came only then; begin: the step began then.
+    that one; peer: the last member of a communication came only then; begin: the step began then; end:
+    nothing is left to do, and the step ends with that one.
     """
 
     place: Place | None
@@ -48,18 +50,10 @@ class Causes(Meetings):
         self.step = step % len(timeline.steps)
         super().__init__(timeline, self.step)
         self.begin, self.end = timeline.steps[self.step]
-        self.classes = [self._class_of(track) for track in timeline.tracks]
+        self.classes = classes_of(plan, timeline)
+        if not any(self.spans):
+            raise PlanError("a plan without tasks has no causes")
         self._orders: dict[int, _Order] = {}
-
-    def _class_of(self, track: Track) -> RankClass:
-        rank = track.ranks[0]
-        if rank < self.plan.mesh.size:
-            found = class_of(self.plan, rank)
-            if [label.name for label in track.labels] == [task.name for task in found.tasks]:
-                return found
-        raise PlanError(
-            f"the timeline of {track.name} is not one of plan {self.plan.content_hash()}"
-        )
 
     def _order(self, number: int) -> _Order:
         found = self.classes[number]
@@ -74,6 +68,16 @@ class Causes(Meetings):
                 needs = held_by(found.tasks, found.slots)
             self._orders[id(found)] = _Order(needs, before)
         return self._orders[id(found)]
+
+    def track_number(self, rank: int) -> int:
+        if rank not in self._numbers:
+            self.timeline.track_of(rank)  # raises
+        return self._numbers[rank]
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        tracks = enumerate(self.timeline.tracks)
+        return {rank: number for number, track in tracks for rank in track.ranks}
 
     def task(self, place: Place) -> int:
         """The number of a span's task in its class."""
@@ -135,4 +139,4 @@ class Causes(Meetings):
         ]
 
 
-_PREFERRED: dict[Why, int] = {"data": 4, "stream": 3, "host": 2, "peer": 1, "begin": 0}
+_PREFERRED: dict[Why, int] = {"data": 4, "stream": 3, "host": 2, "peer": 1, "begin": 0, "end": 0}

@@ -9,6 +9,7 @@ from piper.insight.causes import Causes, Why
 from piper.observe.flows import Place
 
 _LONGEST = 200
+_SHOWN = 0.5e-6  # seconds, to which times are rounded when they are shown
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -42,28 +43,24 @@ class Gap(msgspec.Struct, frozen=True):
 
 def gap_at(causes: Causes, rank: int, time: float) -> Gap | None:
     """The gap of a rank at a time of the timeline; None if it computes then."""
-    number = _track_of(causes, rank)
-    if not causes.begin <= time <= causes.end:
+    number = causes.track_number(rank)
+    if not causes.begin <= time <= causes.end + _SHOWN:
         raise FileError(
             f"{(time - causes.begin) * 1e3:g} ms is not in the step",
-            legal=f"from 0 to {(causes.end - causes.begin) * 1e3:g} ms",
+            legal=f"from 0 to {(causes.end - causes.begin) * 1e3:.3f} ms",
         )
     for gap in _gaps(causes, number, 0.0):
-        if gap[0] <= time < gap[1]:
+        if gap[0] <= time < gap[1] or time >= gap[1] == causes.end:
             return _explained(causes, number, *gap)
     return None
 
 
 def largest_gaps(causes: Causes, *, most: int = 10, rank: int | None = None) -> list[Gap]:
     """The longest ones of all ranks, or of one."""
-    numbers = range(len(causes.timeline.tracks)) if rank is None else [_track_of(causes, rank)]
+    numbers = range(len(causes.timeline.tracks)) if rank is None else [causes.track_number(rank)]
     found = [(n, *gap) for n in numbers for gap in _gaps(causes, n, 0.0)]
     found.sort(key=lambda gap: gap[1] - gap[2])  # the longest first
     return [_explained(causes, *gap) for gap in found[:most]]
-
-
-def _track_of(causes: Causes, rank: int) -> int:
-    return causes.timeline.tracks.index(causes.timeline.track_of(rank))
 
 
 _Between = tuple[float, float, Place | None, Place | None]
@@ -109,9 +106,9 @@ def _explained(
 
 
 def _end(causes: Causes, begin: float) -> list[Link]:
-    """A rank that has nothing left to do waits for who ends last."""
+    """A rank that has nothing left to compute waits for what ends last, be it its own."""
     last = causes.last
-    return [link_of(causes, last, "peer"), *_chain(causes, last, begin)]
+    return [link_of(causes, last, "end"), *_chain(causes, last, begin)]
 
 
 def _chain(causes: Causes, place: Place, begin: float) -> list[Link]:

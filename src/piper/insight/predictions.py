@@ -3,6 +3,7 @@ measured, and the likely reason where they are apart, out."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def by_kind(measured: Causes, predicted: Causes) -> list[KindTime]:
     kinds: dict[str, list[_Pair]] = defaultdict(list)
     tracks = measured.timeline.tracks
     for number, track in enumerate(tracks):
-        twin = next(n for n, t in enumerate(predicted.timeline.tracks) if track.ranks[0] in t.ranks)
+        twin = predicted.track_number(track.ranks[0])
         spans = zip(measured.spans[number], predicted.spans[twin], strict=True)
         for mine, other in spans:
             here, there = Place(number, mine), Place(twin, other)
@@ -203,6 +204,9 @@ def _one_rank(pairs: Sequence[_Pair]) -> str:
 
 
 def _clipped(
-    spans: Iterable[tuple[float, float]], begin: float, end: float
+    spans: Sequence[tuple[float, float]], begin: float, end: float
 ) -> list[tuple[float, float]]:
-    return [(max(a, begin), min(b, end)) for a, b in spans if a < end and b > begin]
+    """Of spans without overlaps, which ascend."""
+    first = bisect_right(spans, begin, key=lambda span: span[1])
+    last = bisect_left(spans, end, lo=first, key=lambda span: span[0])
+    return [(max(a, begin), min(b, end)) for a, b in spans[first:last]]

@@ -21,6 +21,7 @@ _NEEDS: dict[Why, str] = {
     "host": "is behind, on its host,",
     "peer": "waits for its peer",
     "begin": "begins the step with",
+    "end": "has nothing left to compute; the step ends with",
 }
 _FOLLOWS: dict[Why, str] = {
     "data": "needed by",
@@ -28,6 +29,7 @@ _FOLLOWS: dict[Why, str] = {
     "host": "before, on its host,",
     "peer": "came last for",
     "begin": "before",
+    "end": "before",
 }
 
 
@@ -47,8 +49,9 @@ def gap_text(causes: Causes, gap: Gap, *, most: int = 200) -> Iterator[str]:
 
 def busy_text(causes: Causes, rank: int, time: float) -> str:
     """What a rank computes at a time."""
-    number = next(n for n, t in enumerate(causes.timeline.tracks) if rank in t.ranks)
+    number = causes.track_number(rank)
     track = causes.timeline.tracks[number]
+    time = min(time, causes.end)
     for index in causes.spans[number]:
         span = track[index]
         if span.start <= time <= span.end and not span.label.communicates:

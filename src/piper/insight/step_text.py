@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from piper.insight.causes import Causes
@@ -44,10 +45,12 @@ def used(found: list[TrackUse]) -> Iterator[str]:
             "waits for communication": use.exposed,
             "idle": use.idle,
         }
-        parts = ", ".join(f"{name} {value / use.seconds:.1%}" for name, value in share.items())
+        step = use.seconds or math.inf  # of no length if nothing takes any time
+        parts = ", ".join(f"{name} {value / step:.1%}" for name, value in share.items())
         whole = use.exposed + use.hidden
         hidden = f"; {use.hidden / whole:.0%} of communication hidden" if whole else ""
-        yield f"  {use.track:<{wide}}  {parts}{hidden}"
+        held = f"; host held {use.held / step:.1%}" if use.held else ""
+        yield f"  {use.track:<{wide}}  {parts}{hidden}{held}"
     if len(found) > _MOST_TRACKS:
         yield f"  and {len(found) - _MOST_TRACKS} more"
 

@@ -2,14 +2,16 @@
 
 Every span is held to its prediction. A rank, a link or a body is a suspect if nearly all of its spans
 are slower by one factor that others' are not. The one that explains most is taken first, and what it
-explains is taken out before the next one is looked for.
+explains is taken out before the next one is looked for. What is slower everywhere is said once.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Literal
 
@@ -24,13 +26,15 @@ SLOWER = 1.25  # than the others
 CONSISTENT = 0.8  # of a suspect's spans are slower than the others
 IDLE = 0.02  # of a step, that a rank does nothing for no reason
 _MOST = 8
+_ALMOST = 1 - 1e-9  # sums of one half, added in another order
 
-Of = Literal["rank", "link", "body", "gap"]
+Of = Literal["rank", "link", "body", "gap", "all"]
 
 
 class Suspect(msgspec.Struct, frozen=True):
     """Who takes `factor` as long as predicted beside others, and how many `seconds` a step that costs on
-    all ranks together; a gap has no factor."""
+    all ranks together; a gap has no factor. If it is `all` of the step, of its computation or of its
+    communication, the prediction may be at fault."""
 
     of: Of
     name: str
@@ -42,6 +46,9 @@ class Suspect(msgspec.Struct, frozen=True):
         lost = f"{self.seconds * 1e3:.2f} ms"
         if self.of == "gap":
             return f"rank {self.ranks[0]} does nothing for {lost} before {self.name}"
+        if self.of == "all":
+            how = f"takes {self.factor:.2f} x as long as predicted, on all ranks alike"
+            return f"{self.name} {how}: {lost} in all"
         who = f"{self.of} {self.name}" if self.of != "link" else f"the link of ranks {self.name}"
         return f"{who} takes {self.factor:.2f} x as long as it should: {lost} in all"
 
@@ -65,7 +72,8 @@ def suspects(measured: Causes, predicted: Causes) -> list[Suspect]:
     held = list(_held(measured, predicted))
     computing = [h for h in held if h.names[0][0] != "link"]
     talking = [h for h in held if h.names[0][0] == "link"]
-    found = [*_standing_out(computing), *_standing_out(talking), *_gaps(measured)]
+    found = [*_standing_out(computing), *_standing_out(talking)]
+    found += [*_everywhere(computing, talking), *_gaps(measured)]
     return sorted(found, key=lambda suspect: -suspect.seconds)
 
 
@@ -76,9 +84,11 @@ def body_of(label: Label) -> str:
 
 
 def _held(measured: Causes, predicted: Causes) -> Iterator[_Held]:
+    plan = measured.plan
+    links: dict[tuple[int, int], tuple[Of, str]] = {}
     for number, track in enumerate(measured.timeline.tracks):
         rank = track.ranks[0]
-        other = _same_rank(predicted, rank)
+        other = predicted.track_number(rank)
         spans = zip(measured.spans[number], predicted.spans[other], strict=True)
         tasks = measured.classes[number].tasks
         for (span, same), task in zip(spans, tasks, strict=True):
@@ -90,14 +100,13 @@ def _held(measured: Causes, predicted: Causes) -> Iterator[_Held]:
             if isinstance(task, Comm):
                 if task.facts.receives:
                     continue  # its sender stands for it
-                ranks = measured.plan.groups[task.group].ranks(measured.plan.mesh, rank)
-                yield _Held(rank, took, should, (("link", "-".join(map(str, ranks))),))
+                link = links.get((task.group, rank))
+                if link is None:
+                    ranks = plan.groups[task.group].ranks(plan.mesh, rank)
+                    link = links[task.group, rank] = ("link", "-".join(map(str, ranks)))
+                yield _Held(rank, took, should, (link,))
             else:
                 yield _Held(rank, took, should, (("rank", str(rank)), ("body", body_of(label))))
-
-
-def _same_rank(causes: Causes, rank: int) -> int:
-    return next(n for n, track in enumerate(causes.timeline.tracks) if rank in track.ranks)
 
 
 def _took(causes: Causes, place: Place) -> float:
@@ -107,45 +116,96 @@ def _took(causes: Causes, place: Place) -> float:
 
 def _standing_out(held: list[_Held]) -> Iterator[Suspect]:
     for _ in range(_MOST):
-        groups: dict[tuple[Of, str], list[_Held]] = defaultdict(list)
-        for each in held:
-            for name in each.names:
-                groups[name].append(each)
+        ratios = _Ratios(held)
         best: tuple[float, float, tuple[Of, str]] | None = None
-        for name, mine in groups.items():
+        for name, mine in ratios.groups.items():
             # What takes longest counts most: an add of a few bytes says little.
-            usual = _usual([each for each in held if name not in each.names])
-            factor = _usual(mine) / usual if usual else 1.0
+            usual = ratios.usual_without(mine)
+            factor = ratios.usual_of(mine) / usual if usual else 1.0
             if factor < SLOWER:
                 continue
-            slow = [each for each in mine if each.ratio > usual * (1 + factor) / 2]
-            total = sum(each.predicted for each in mine)
-            if sum(each.predicted for each in slow) < CONSISTENT * total:
+            spans = [ratios.held[at] for at in mine]
+            if not _consistent(spans, usual * (1 + factor) / 2):
                 continue
-            lost = sum(each.seconds - each.predicted * usual for each in mine)
+            lost = sum(each.seconds - each.predicted * usual for each in spans)
             if best is None or lost > best[0]:
                 best = lost, factor, name
         if best is None:
             return
         lost, factor, name = best
-        ranks = tuple(sorted({each.rank for each in groups[name]}))
-        yield Suspect(name[0], name[1], factor, lost, ranks)
-        for each in groups[name]:
+        spans = [ratios.held[at] for at in ratios.groups[name]]
+        yield Suspect(name[0], name[1], factor, lost, _ranks(spans))
+        for each in spans:
             each.seconds /= factor
 
 
-def _usual(held: list[_Held]) -> float:
-    """The median of their ratios, each weighted by how long it should take."""
-    if not held:
-        return 0.0
-    ordered = sorted(held, key=lambda each: each.ratio)
-    half = sum(each.predicted for each in held) / 2
-    upto = 0.0
-    for each in ordered:
-        upto += each.predicted
-        if upto >= half:
-            return each.ratio
-    return ordered[-1].ratio
+def _everywhere(computing: list[_Held], talking: list[_Held]) -> Iterator[Suspect]:
+    """What takes longer than predicted although nobody stands out: of one link, itself."""
+    slow = {}
+    for what, held in (("all computation", computing), ("all communication", talking)):
+        ratios = _Ratios(held)
+        factor = ratios.usual_of(range(len(held)))
+        if factor >= SLOWER and _consistent(held, (1 + factor) / 2):
+            slow[what] = factor, held, list(ratios.groups)
+    factors = [factor for factor, _, _ in slow.values()]
+    others = [held for held in (computing, talking) if held]
+    if len(slow) == len(others) and factors and max(factors) < SLOWER * min(factors):
+        held = [*computing, *talking]
+        factor = _Ratios(held).usual_of(range(len(held)))
+        yield Suspect("all", "everything", factor, _lost(held), _ranks(held))
+        return
+    for what, (factor, held, names) in slow.items():
+        of, name = names[0] if what == "all communication" and len(names) == 1 else ("all", what)
+        yield Suspect(of, name, factor, _lost(held), _ranks(held))
+
+
+def _consistent(held: Sequence[_Held], least: float) -> bool:
+    """Whether nearly all of it takes more than the least ratio."""
+    slow = sum(each.predicted for each in held if each.ratio > least)
+    return slow >= CONSISTENT * sum(each.predicted for each in held)
+
+
+def _lost(held: Sequence[_Held]) -> float:
+    return sum(each.seconds - each.predicted for each in held)
+
+
+def _ranks(held: Sequence[_Held]) -> tuple[int, ...]:
+    return tuple(sorted({each.rank for each in held}))
+
+
+class _Ratios:
+    """Medians of the ratios of spans, each weighted by how long it should take. Spans are sorted once;
+    `groups` has by name where its own lie among them."""
+
+    def __init__(self, held: Sequence[_Held]) -> None:
+        self.held = sorted(held, key=lambda each: each.ratio)
+        self.upto = [0.0, *accumulate(each.predicted for each in self.held)]
+        self.groups: dict[tuple[Of, str], list[int]] = defaultdict(list)
+        for at, each in enumerate(self.held):
+            for name in each.names:
+                self.groups[name].append(at)
+
+    def usual_of(self, mine: Sequence[int]) -> float:
+        """Of the spans that lie there, which ascend; 0 of none."""
+        upto = list(accumulate(self.held[at].predicted for at in mine))
+        return self.held[mine[_half(upto)]].ratio if upto else 0.0
+
+    def usual_without(self, mine: Sequence[int]) -> float:
+        """Of all the others; 0 of none."""
+        if len(mine) == len(self.held):
+            return 0.0
+        own = [0.0, *accumulate(self.held[at].predicted for at in mine)]
+        # What all have up to a span, less what they have of it.
+        at = bisect_left(
+            range(len(self.held)),
+            (self.upto[-1] - own[-1]) / 2 * _ALMOST,
+            key=lambda at: self.upto[at + 1] - own[bisect_left(mine, at + 1)],
+        )
+        return self.held[at].ratio
+
+
+def _half(upto: Sequence[float]) -> int:
+    return bisect_left(upto, upto[-1] / 2 * _ALMOST)
 
 
 def _gaps(measured: Causes) -> Iterator[Suspect]:

@@ -13,7 +13,8 @@ from piper.observe.timeline import Timeline
 
 class TrackUse(msgspec.Struct, frozen=True):
     """Seconds of one track in a step: they sum up to it. `exposed` is communication beside which nothing
-    is computed; `hidden` is communication beside computation, and part of `computing`."""
+    is computed; `hidden` is communication beside computation, and part of `computing`. `held` is how
+    long its host was held until something was complete: 0 in a simulation, which does not say."""
 
     track: str
     seconds: float
@@ -21,6 +22,7 @@ class TrackUse(msgspec.Struct, frozen=True):
     exposed: float
     idle: float
     hidden: float
+    held: float
     by_kind: dict[str, float]
 
 
@@ -33,9 +35,11 @@ def use_of_time(timeline: Timeline, step: int = -1) -> list[TrackUse]:
         computing: list[tuple[float, float]] = []
         talking: list[tuple[float, float]] = []
         by_kind: dict[str, float] = {}
+        held = 0.0
         for index in track.step(step):
             span = track[index]
             (talking if span.label.communicates else computing).append((span.start, span.end))
+            held += span.waited
             kind = kind_of(span.label)
             by_kind[kind] = by_kind.get(kind, 0.0) + span.seconds
         busy, under_way = union(computing), union(talking)
@@ -49,6 +53,7 @@ def use_of_time(timeline: Timeline, step: int = -1) -> list[TrackUse]:
                 exposed,
                 end - begin - length(busy) - exposed,
                 both,
+                held,
                 dict(sorted(by_kind.items(), key=lambda item: -item[1])),
             )
         )

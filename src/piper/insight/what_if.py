@@ -3,6 +3,7 @@ if some were faster, out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -17,7 +18,7 @@ from piper.plan.tasks import Comm, Run, Task
 from piper.plan.types import Plan
 from piper.sim.measured_costs import MeasuredCosts, replayed
 from piper.sim.simulate import simulate
-from piper.sim.task_costs import MachineCosts, TaskCosts
+from piper.sim.task_costs import MachineCosts, TaskCosts, meetings_of
 
 Chosen = Callable[[Task], bool]
 
@@ -53,6 +54,7 @@ class WhatIf(msgspec.Struct, frozen=True):
 class _Changed:
     costs: TaskCosts
     chosen: Chosen
+    meetings: frozenset[str]
     factor: float
 
     def compute(self, party: Party) -> list[float]:
@@ -61,7 +63,7 @@ class _Changed:
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
         found = self.costs.exchange(party, task, ranks)
-        if not self.chosen(task):
+        if task.meeting not in self.meetings:
             return found
         by = self.factor
         return replace(found, latency=found.latency * by, seconds=found.seconds * by)
@@ -102,7 +104,7 @@ def what_if(
     chosen = chosen_by(plan, what)
     alone, changed = (
         simulate(plan, machine, steps=2, costs=each).step_seconds[1]
-        for each in (costs, _Changed(costs, chosen, factor))
+        for each in (costs, _Changed(costs, chosen, meetings_of(plan, chosen), factor))
     )
     return WhatIf(what, factor, alone, changed, _num_tasks(plan, chosen))
 
@@ -120,12 +122,13 @@ def what_if_replayed(
     others wait."""
     steps = timeline.settled if steps is None else steps
     chosen = chosen_by(plan, what)
+    meetings = meetings_of(plan, chosen)
     alone, changed = [], []
     recorded = [timeline.step_seconds[step] for step in steps]
     for step in steps:
         costs = MeasuredCosts(plan, timeline, [step])
         alone.append(replayed(plan, timeline, costs).step_seconds[0])
-        faster = _Changed(costs, chosen, factor)
+        faster = _Changed(costs, chosen, meetings, factor)
         changed.append(replayed(plan, timeline, faster).step_seconds[0])
     return WhatIf(
         what,
@@ -134,8 +137,14 @@ def what_if_replayed(
         median(changed),
         _num_tasks(plan, chosen),
         median(recorded),
-        max(abs(a / b - 1) for a, b in zip(alone, recorded, strict=True)),
+        max(_off(a, b) for a, b in zip(alone, recorded, strict=True)),
     )
+
+
+def _off(replayed: float, recorded: float) -> float:
+    if recorded:
+        return abs(replayed / recorded - 1)
+    return math.inf if replayed else 0.0
 
 
 def _num_tasks(plan: Plan, chosen: Chosen) -> int:

@@ -18,12 +18,13 @@ import msgspec
 
 from piper.errors import FileError
 from piper.ir.nodes import TRACED, Tags
+from piper.observe.timeline_checks import check_timeline
 
 Source = Literal["measured", "simulated", "table"]
 MICROBATCH = "MB"
 
 
-class Label(msgspec.Struct, frozen=True, omit_defaults=True):
+class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What spans are of: a task of a plan, or a cell of a schedule.
 
     `origin` is the number of the directive that made it; `nbytes` what a communication takes from or
@@ -75,7 +76,8 @@ class Column:
     nbytes: array[int] = field(default_factory=lambda: array("q"))
 
     def set(self, time: float, nbytes: int) -> None:
-        if self.times and self.times[-1] == time:
+        """Times do not go back: steps may overlap, and then the later call counts."""
+        if self.times and time <= self.times[-1]:
             self.nbytes[-1] = nbytes
         elif not self.nbytes or self.nbytes[-1] != nbytes:
             self.times.append(time)
@@ -167,17 +169,7 @@ class Timeline:
     plan_json: bytes = b""
 
     def __post_init__(self) -> None:
-        for track in self.tracks:
-            sizes = {len(track.which), len(track.issued), len(track.start), len(track.end)}
-            sizes |= {len(track.waited)} if track.waited else set()
-            if len(sizes) != 1:
-                raise FileError(f"the columns of {track.name} have different lengths")
-            if track.which and max(track.which) >= len(track.labels):
-                raise FileError(f"a span of {track.name} has no label")
-            if len(track.begins) != len(self.steps):
-                raise FileError(
-                    f"{track.name} has {len(track.begins)} steps, the timeline {len(self.steps)}"
-                )
+        check_timeline(self)
 
     @property
     def num_spans(self) -> int:

@@ -6,34 +6,41 @@ import sys
 import zlib
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from piper.errors import FileError
+from piper.files import PLAN_LIMIT
+from piper.observe.label_lists import LabelLists, LabelsOfTracks
 from piper.observe.timeline import Column, Label, Source, Timeline, Track
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"PIPERTL\n"
 _OPENING = b'{"head":'  # of JSON
 _NO_PLAN = b"null"
 _DAMAGES = (
     msgspec.MsgspecError, ValueError, EOFError, OverflowError, RecursionError, zlib.error
 )  # fmt: skip
+_FIRSTS = "i"
 _SPANS = {"which": "I", "issued": "d", "start": "d", "end": "d", "waited": "d"}
 
 
-class _TrackHead(msgspec.Struct, frozen=True):
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _TrackHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     ranks: tuple[int, ...]
-    labels: int  # which of the lists of labels
+    labels: _Count  # which of the lists of labels
+    firsts: _Count  # how many: for each label who meets, or none
     begins: list[int]
-    spans: int
-    waited: int
-    memory: dict[str, int]  # category -> how many times
+    spans: _Count
+    waited: _Count
+    memory: dict[str, _Count]  # category -> how many times
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     source: Source
     steps: list[tuple[float, float]]
@@ -42,11 +49,12 @@ class _Head(msgspec.Struct, frozen=True):
     clock_error: float
     unit: str
     host_computes: bool
-    labels: list[tuple[Label, ...]]  # tracks of one class share them
+    labels: list[tuple[Label, ...]]  # tracks of one class share them, but for who meets
     tracks: list[_TrackHead]
 
 
-class _TrackColumns(msgspec.Struct, frozen=True):
+class _TrackColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    firsts: list[int]
     which: list[int]
     issued: list[float]
     start: list[float]
@@ -55,15 +63,17 @@ class _TrackColumns(msgspec.Struct, frozen=True):
     memory: dict[str, tuple[list[float], list[int]]]
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head: _Head
     columns: list[_TrackColumns]
     plan: msgspec.Raw = msgspec.Raw(_NO_PLAN)
 
 
 def to_json(timeline: Timeline) -> bytes:
+    head, firsts = _head(timeline)
     columns = [
         _TrackColumns(
+            firsts=list(meeting),
             which=list(track.which),
             issued=list(track.issued),
             start=list(track.start),
@@ -71,25 +81,23 @@ def to_json(timeline: Timeline) -> bytes:
             waited=list(track.waited),
             memory={n: (list(c.times), list(c.nbytes)) for n, c in track.memory.items()},
         )
-        for track in timeline.tracks
+        for track, meeting in zip(timeline.tracks, firsts, strict=True)
     ]
     plan = msgspec.Raw(timeline.plan_json or _NO_PLAN)
-    return msgspec.json.encode(_Document(_head(timeline), columns, plan))
+    return msgspec.json.encode(_Document(head, columns, plan))
 
 
 def to_bytes(timeline: Timeline) -> bytes:
-    """The compact form: a head in JSON, then the plan and the columns, each compressed."""
-    head = msgspec.json.encode(_head(timeline))
-    plan = zlib.compress(timeline.plan_json)
-    parts = [MAGIC, len(head).to_bytes(8, "little"), head, len(plan).to_bytes(8, "little"), plan]
-    for track in timeline.tracks:
-        columns = [getattr(track, name) for name in _SPANS]
+    """The compact form: a head in JSON, the plan and the columns, each compressed."""
+    head, firsts = _head(timeline)
+    packed = [zlib.compress(msgspec.json.encode(head)), zlib.compress(timeline.plan_json)]
+    for track, meeting in zip(timeline.tracks, firsts, strict=True):
+        columns = [meeting, *(getattr(track, name) for name in _SPANS)]
         for column in track.memory.values():
             columns += [column.times, column.nbytes]
-        for values in columns:
-            packed = zlib.compress(_little(values).tobytes(), 1)
-            parts += [len(packed).to_bytes(8, "little"), packed]
-    return b"".join(parts)
+        packed += [zlib.compress(_little(values).tobytes(), 1) for values in columns]
+    parts = (size for part in packed for size in (len(part).to_bytes(8, "little"), part))
+    return b"".join((MAGIC, *parts))
 
 
 def is_timeline(data: bytes) -> bool:
@@ -101,6 +109,8 @@ def from_bytes(data: bytes) -> Timeline:
     """Of either form."""
     try:
         return _compact(data) if data.startswith(MAGIC) else _from_json(data)
+    except FileError:
+        raise
     except _DAMAGES as error:
         raise FileError(f"this is no timeline: {error}") from error
 
@@ -113,25 +123,25 @@ def load_timeline(path: str | Path) -> Timeline:
     return from_bytes(data)
 
 
-def _head(timeline: Timeline) -> _Head:
-    labels = list({id(t.labels): t.labels for t in timeline.tracks}.values())
-    number = {id(found): index for index, found in enumerate(labels)}
-    tracks = [
-        _TrackHead(
-            track.name,
-            track.ranks,
-            number[id(track.labels)],
-            track.begins,
-            len(track),
-            len(track.waited),
-            {name: len(column.times) for name, column in track.memory.items()},
-        )
-        for track in timeline.tracks
-    ]
-    return _Head(
+def _head(timeline: Timeline) -> tuple[_Head, list[array[int]]]:
+    """And for each track who meets."""
+    lists = LabelLists()
+    tracks, all_firsts = [], []
+    for track in timeline.tracks:
+        number, firsts = lists.add(track.labels)
+        memory = {name: len(column.times) for name, column in track.memory.items()}
+        tracks.append(
+            _TrackHead(
+                track.name, track.ranks, number, len(firsts), track.begins, len(track),
+                len(track.waited), memory,
+            )
+        )  # fmt: skip
+        all_firsts.append(firsts)
+    head = _Head(
         VERSION, timeline.source, timeline.steps, timeline.directives, timeline.plan,
-        timeline.clock_error, timeline.unit, timeline.host_computes, labels, tracks,
+        timeline.clock_error, timeline.unit, timeline.host_computes, lists.lists, tracks,
     )  # fmt: skip
+    return head, all_firsts
 
 
 def _timeline(head: _Head, tracks: list[Track], plan: bytes) -> Timeline:
@@ -145,14 +155,17 @@ def _checked(head: _Head) -> _Head:
     if head.version != VERSION:
         raise FileError(f"a timeline of version {head.version}", legal=f"version {VERSION}")
     for track in head.tracks:
-        if not 0 <= track.labels < len(head.labels):
-            raise FileError(f"{track.name} has no labels")
+        if track.labels >= len(head.labels):
+            raise FileError(f"a timeline whose {track.name} has no labels")
+        if track.firsts not in (0, len(head.labels[track.labels])):
+            raise FileError(f"a timeline whose {track.name} does not say of each label who meets")
     return head
 
 
 def _from_json(data: bytes) -> Timeline:
     document = msgspec.json.decode(data, type=_Document)
     head = _checked(document.head)
+    labels = LabelsOfTracks(head.labels)
     tracks = []
     for found, columns in zip(head.tracks, document.columns, strict=True):
         spans: Any = [array(kind, getattr(columns, name)) for name, kind in _SPANS.items()]
@@ -160,31 +173,35 @@ def _from_json(data: bytes) -> Timeline:
             name: Column(array("d", times), array("q", sizes))
             for name, (times, sizes) in columns.memory.items()
         }
-        tracks.append(_track(head, found, spans, memory))
+        firsts = array(_FIRSTS, columns.firsts)
+        tracks.append(_track(found, labels.of(found.labels, firsts), spans, memory))
     plan = bytes(document.plan)
     return _timeline(head, tracks, b"" if plan == _NO_PLAN else plan)
 
 
 def _compact(data: bytes) -> Timeline:
     reader = _Reader(data, len(MAGIC))
-    head = _checked(msgspec.json.decode(reader.part(), type=_Head))
-    plan = zlib.decompress(reader.part())
+    head = _checked(msgspec.json.decode(reader.unpacked(PLAN_LIMIT), type=_Head))
+    plan = reader.unpacked(PLAN_LIMIT)
+    labels = LabelsOfTracks(head.labels)
     tracks = []
     for found in head.tracks:
         sizes = {"waited": found.waited}
+        firsts = reader.column(_FIRSTS, found.firsts)
         spans = [reader.column(kind, sizes.get(n, found.spans)) for n, kind in _SPANS.items()]
         memory = {
             name: Column(reader.column("d", size), reader.column("q", size))
             for name, size in found.memory.items()
         }
-        tracks.append(_track(head, found, spans, memory))
+        tracks.append(_track(found, labels.of(found.labels, firsts), spans, memory))
     if reader.at != len(data):
         raise ValueError("there are bytes behind its end")
     return _timeline(head, tracks, plan)
 
 
-def _track(head: _Head, found: _TrackHead, spans: list[Any], memory: dict[str, Column]) -> Track:
-    labels = head.labels[found.labels]
+def _track(
+    found: _TrackHead, labels: tuple[Label, ...], spans: list[Any], memory: dict[str, Column]
+) -> Track:
     which, issued, start, end, waited = spans
     return Track(
         found.name, found.ranks, labels, which, issued, start, end, found.begins, memory, waited
@@ -196,7 +213,17 @@ class _Reader:
         self.data = memoryview(data)
         self.at = at
 
-    def part(self) -> memoryview:
+    def unpacked(self, limit: int) -> bytes:
+        """The next part, which is at most so many bytes."""
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(self._part(), limit + 1)
+        if len(data) > limit:
+            raise ValueError(f"a part of more than {limit} bytes")
+        if not unpacking.eof or unpacking.unused_data:
+            raise EOFError("a part that does not end where it should")
+        return data
+
+    def _part(self) -> memoryview:
         size = int.from_bytes(self.data[self.at : self.at + 8], "little")
         begin = self.at + 8
         if begin + size > len(self.data):
@@ -206,7 +233,7 @@ class _Reader:
 
     def column(self, kind: str, length: int) -> array[Any]:
         found: array[Any] = array(kind)
-        found.frombytes(zlib.decompress(self.part()))
+        found.frombytes(self.unpacked(length * found.itemsize))
         if len(found) != length:
             raise ValueError(f"a column of {len(found)} instead of {length}")
         return _little(found)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from piper.check.parties import Party
 from piper.cost.machine import Exchange
+from piper.errors import FileError, did_you_mean
 from piper.plan.tasks import Calling, Comm, Task
-from piper.sim.task_costs import TaskCosts
+from piper.plan.types import Plan, class_of
+from piper.sim.task_costs import TaskCosts, meetings_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,9 @@ class SlowRank:
     rank: int
     factor: float
 
+    def __post_init__(self) -> None:
+        _check_factor(f"rank {self.rank}", self.factor)
+
 
 @dataclass(frozen=True)
 class SlowLink:
@@ -26,6 +33,9 @@ class SlowLink:
 
     ranks: tuple[int, int]
     factor: float
+
+    def __post_init__(self) -> None:
+        _check_factor(f"the link of ranks {self.ranks[0]} and {self.ranks[1]}", self.factor)
 
 
 @dataclass(frozen=True)
@@ -35,16 +45,33 @@ class SlowBody:
     body: str
     factor: float
 
+    def __post_init__(self) -> None:
+        _check_factor(f"body {self.body!r}", self.factor)
+
+    def takes(self, task: Task) -> bool:
+        return task.name.startswith(self.body) or (
+            isinstance(task, Calling) and task.body == self.body
+        )
+
 
 @dataclass(frozen=True)
 class Jitter:
-    """Every task takes longer by a random part of itself, exponential with this mean."""
+    """Every task of every step takes longer by a random part of itself, exponential with this mean."""
 
     mean: float
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.mean < math.inf:
+            raise FileError(f"a jitter of {self.mean:g}", legal="0 or more, such as 0.1")
+
 
 Disturbance = SlowRank | SlowLink | SlowBody | Jitter
+
+
+def _check_factor(what: str, factor: float) -> None:
+    if not 0 < factor < math.inf:
+        raise FileError(f"{what} takes {factor:g} x as long", legal="more than 0, such as 1.5")
 
 
 @dataclass(frozen=True)
@@ -54,7 +81,9 @@ class Disturbed:
     costs: TaskCosts
     ranks: dict[int, float]
     links: tuple[SlowLink, ...]
-    bodies: tuple[SlowBody, ...]
+    bodies: tuple[
+        tuple[SlowBody, frozenset[str]], ...
+    ]  # each with the communications that it slows
     jitter: float
     chance: random.Random = field(default_factory=random.Random)
 
@@ -65,16 +94,14 @@ class Disturbed:
 
     def _slowed(self, task: Task) -> float:
         factor = 1.0
-        for slow in self.bodies:
-            if task.name.startswith(slow.body) or (
-                isinstance(task, Calling) and task.body == slow.body
-            ):
+        for slow, meetings in self.bodies:
+            if task.meeting in meetings if isinstance(task, Comm) else slow.takes(task):
                 factor *= slow.factor
         return factor
 
     def exchange(self, party: Party, task: Comm, ranks: Sequence[int]) -> Exchange:
         found = self.costs.exchange(party, task, ranks)
-        factor = self._shaken(1.0)
+        factor = self._shaken(self._slowed(task))
         for slow in self.links:
             if set(slow.ranks) <= set(ranks):
                 factor *= slow.factor
@@ -89,15 +116,59 @@ class Disturbed:
         return seconds * (1.0 + self.chance.expovariate(1.0 / self.jitter))
 
 
-def disturbed(costs: TaskCosts, disturbances: Sequence[Disturbance]) -> TaskCosts:
+def disturbed(plan: Plan, costs: TaskCosts, disturbances: Sequence[Disturbance]) -> TaskCosts:
+    """Raises if one of them disturbs nothing of the plan."""
     if not disturbances:
         return costs
-    jitters = [found for found in disturbances if isinstance(found, Jitter)]
+    ranks: dict[int, float] = defaultdict(lambda: 1.0)
+    links, bodies, jitters = [], [], []
+    for found in disturbances:
+        if isinstance(found, SlowRank):
+            _check_rank(plan, found.rank)
+            ranks[found.rank] *= found.factor
+        elif isinstance(found, SlowLink):
+            _check_link(plan, found)
+            links.append(found)
+        elif isinstance(found, SlowBody):
+            _check_body(plan, found)
+            bodies.append((found, meetings_of(plan, found.takes)))
+        else:
+            jitters.append(found)
     return Disturbed(
         costs,
-        {found.rank: found.factor for found in disturbances if isinstance(found, SlowRank)},
-        tuple(found for found in disturbances if isinstance(found, SlowLink)),
-        tuple(found for found in disturbances if isinstance(found, SlowBody)),
+        ranks,
+        tuple(links),
+        tuple(bodies),
         sum(found.mean for found in jitters),
         random.Random(jitters[0].seed if jitters else 0),
     )
+
+
+def _check_rank(plan: Plan, rank: int) -> None:
+    if not 0 <= rank < plan.mesh.size:
+        raise FileError(f"the plan has no rank {rank}", legal=f"0 to {plan.mesh.size - 1}")
+
+
+def _check_link(plan: Plan, slow: SlowLink) -> None:
+    one, other = slow.ranks
+    for rank in slow.ranks:
+        _check_rank(plan, rank)
+    groups = {task.group for task in class_of(plan, one).tasks if isinstance(task, Comm)}
+    peers = {rank for group in groups for rank in plan.groups[group].ranks(plan.mesh, one)}
+    if one == other or other not in peers:
+        met = sorted(peers - {one})
+        some = ", ".join(map(str, met[:8])) + (", ..." if len(met) > 8 else "")
+        raise FileError(
+            f"ranks {one} and {other} never meet", legal=f"rank {one} meets {some or 'no other'}"
+        )
+
+
+def _check_body(plan: Plan, slow: SlowBody) -> None:
+    tasks = [task for found in plan.classes for task in found.tasks]
+    if not slow.body or not any(map(slow.takes, tasks)):
+        known = list(dict.fromkeys(task.name for task in tasks))
+        raise FileError(
+            f"no body is {slow.body!r}, and no task has a name that begins so"
+            f"{did_you_mean(slow.body, known)}",
+            legal=f"how a task's name begins, such as {known[0]}",
+        )

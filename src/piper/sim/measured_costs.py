@@ -9,7 +9,6 @@ from typing import Any
 
 from piper.check.parties import Party, compressed, expanded
 from piper.cost.machine import Exchange, Link, Machine
-from piper.errors import PlanError
 from piper.observe.flows import Place
 from piper.observe.meetings import Meetings
 from piper.observe.timeline import Timeline
@@ -18,6 +17,7 @@ from piper.plan.tasks import Calling, Comm, Task
 from piper.plan.types import Plan, RankClass, class_of
 from piper.sim.simulate import in_order, simulate
 from piper.sim.task_costs import TaskCosts, touched_bytes
+from piper.sim.timeline_classes import classes_of
 
 _NOTHING = Link(0.0, 1e18)
 
@@ -29,16 +29,16 @@ class MeasuredCosts:
 
     def __init__(self, plan: Plan, timeline: Timeline, steps: Iterable[int]) -> None:
         self.plan = plan
-        self.by_rank = _is_by_rank(plan, timeline)
         hosts: dict[int, list[float]] = defaultdict(list)
         exchanged: dict[str, list[float]] = defaultdict(list)
         owns: dict[int, list[list[float]]] = defaultdict(list)
         lates: dict[int, list[list[float]]] = defaultdict(list)
+        classes = classes_of(plan, timeline)
+        self.by_rank = _is_by_rank(plan, timeline)
         for step in steps:
             meetings = Meetings(timeline, step)
-            for number, track in enumerate(timeline.tracks):
+            for number, (track, found) in enumerate(zip(timeline.tracks, classes, strict=True)):
                 rank = track.ranks[0]
-                found = class_of(plan, rank)
                 times = _TrackTimes(meetings, number, found, timeline.steps[step][0])
                 owns[rank].append(times.alone)
                 lates[rank].append(times.late)
@@ -139,8 +139,6 @@ class _TrackTimes:
         self.track = meetings.timeline.tracks[number]
         self.spans = meetings.spans[number]
         self.tasks = found.tasks
-        if len(self.spans) != len(self.tasks):
-            raise PlanError(f"{self.track.name} has {len(self.spans)} spans of other tasks")
         self.talks = [isinstance(task, Comm) for task in found.tasks]
         self.on_host = meetings.host_computes
         self.needs = held_by(found.tasks, found.slots) if self.on_host else in_order(found.tasks)

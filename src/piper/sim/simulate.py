@@ -15,7 +15,7 @@ from piper.plan.held_by import held_by
 from piper.plan.report.task_labels import ClassLabels
 from piper.plan.tasks import Comm, Task
 from piper.plan.types import Plan, hash_of
-from piper.sim.disturbances import Disturbance, disturbed
+from piper.sim.disturbances import Disturbance, Jitter, disturbed
 from piper.sim.engine import ALONE, Engine, Meeting, Row, Work
 from piper.sim.task_costs import MachineCosts, TaskCosts
 
@@ -31,10 +31,11 @@ def simulate(
 ) -> Timeline:
     """What `steps` steps would look like: one track per class of ranks, or per rank where ranks of one
     class may differ."""
-    costs = disturbed(costs or MachineCosts(plan, machine), disturbances)
+    costs = disturbed(plan, costs or MachineCosts(plan, machine), disturbances)
+    redrawn = any(isinstance(found, Jitter) for found in disturbances)
     with no_collections():
         world = expanded(plan) if by_rank or disturbances else compressed(plan)
-        return Simulation(world, machine, costs).timeline(steps)
+        return Simulation(world, machine, costs).timeline(steps, redrawn=redrawn)
 
 
 class Simulation:
@@ -42,13 +43,16 @@ class Simulation:
         self.world = world
         self.machine = machine
         self.costs = costs
-        self.meetings: list[Meeting] = []
-        self.numbers: dict[object, int] = {}  # of meetings
         self.groups: dict[tuple[int, ...], _Group] = {}
         self.classes: dict[Slice, _Class] = {}
         self.found = {found.slice: found for found in world.plan.classes}
-        rows = [self._row(number, party) for number, party in enumerate(world.parties)]
-        self.engine = Engine(rows, self.meetings, host_computes=machine.host_computes)
+        self.engine = self._engine()
+
+    def _engine(self) -> Engine:
+        self.meetings: list[Meeting] = []
+        self.numbers: dict[object, int] = {}  # of meetings
+        rows = [self._row(number, party) for number, party in enumerate(self.world.parties)]
+        return Engine(rows, self.meetings, host_computes=self.machine.host_computes)
 
     def _class(self, party: Party) -> _Class:
         known = self.classes.get(party.slice)
@@ -80,20 +84,28 @@ class Simulation:
         return Row(party.label, found.work, self.costs.compute(party), meeting)
 
     def _group(self, party: Party, group: int) -> _Group:
-        """The one that a party's first rank belongs to."""
+        """The one that a party's first rank belongs to; of a class, the first whose link is slowest."""
         plan = self.world.plan
         if self.world.by_rank:
             ranks = party.groups[group]
         else:
             ranks = plan.groups[group].ranks(plan.mesh, next(plan.mesh.ranks(party.slice)))
+            ends = ranks[0], ranks[-1]
+            for shift in plan.groups[group].shifts(plan.mesh, party.slice):
+                if self.machine.link([rank + shift for rank in ends]) is self.machine.network:
+                    ranks = tuple(rank + shift for rank in ranks)
+                    break
         return self.groups.setdefault(ranks, _Group(len(self.groups), ranks))
 
-    def timeline(self, steps: int) -> Timeline:
+    def timeline(self, steps: int, *, redrawn: bool = False) -> Timeline:
+        """With costs that are `redrawn` each step asks for its own."""
         world = self.world
         tracks = [self._track(party) for party in world.parties]
         begins = [0.0] * len(tracks)
         bounds: list[tuple[float, float]] = []
-        for _ in range(steps):
+        for step in range(steps):
+            if step and redrawn:
+                self.engine = self._engine()
             times = self.engine.run(begins)
             for track, issued, start, end in zip(
                 tracks, times.issued, times.start, times.end, strict=True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -84,6 +84,13 @@ class GivenCosts:
 
     def host(self, task: Task) -> float:
         return 0.0
+
+
+def meetings_of(plan: Plan, chosen: Callable[[Task], bool]) -> frozenset[str]:
+    """The communications that one of the chosen tasks takes part in: of a message only the sender is
+    asked how long it takes."""
+    tasks = (task for found in plan.classes for task in found.tasks)
+    return frozenset(task.meeting for task in tasks if isinstance(task, Comm) and chosen(task))
 
 
 def touched_bytes(party: Party, task: Task) -> int:

@@ -55,6 +55,7 @@ def _track(
     issued, start, end = (
         array("d", (NANOSECOND * (time - begin) for time in column)) for column in _columns(rank)
     )
+    end = array("d", map(max, start, end))  # whatever a driver says of two events
     return Track(
         f"rank {number}",
         (number,),
