@@ -10,9 +10,9 @@ import torch
 
 import piper
 from piper.api.job import Job
-from piper.api.run import Run
 from piper.strategies import parallel
 from tests.gpu.conftest import GetPool
+from tests.resuming import losses_across_a_stop, same, state_of
 from tests.zoo import CASES, Plain
 
 pytestmark = [
@@ -48,30 +48,19 @@ def _launcher(job: Job, pool: GetPool) -> Any:
     return "single" if job.plan.mesh.size == 1 else pool(job.plan.mesh.size)
 
 
-def _state(run: Run) -> dict[str, torch.Tensor]:
-    kept = {f"{n}:{k}": t for n, pieces in run.optimizer_state().items() for k, t in pieces.items()}
-    return {name: tensor.cpu() for name, tensor in {**run.masters(), **kept}.items()}
-
-
-def _same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(torch.equal(found[n], wanted[n]) for n in wanted)
-
-
 @pytest.mark.parametrize(("before", "there", "after", "here"), PAIRS)
 def test_a_stop_does_not_show(
     tmp_path: Path, pool: GetPool, before: Any, there: str, after: Any, here: str
 ) -> None:
     with _job({}, "cpu").launch("single") as run:
         wanted = [run.step(CASE.batch(seed)).loss for seed in range(2 * HALF)]
-    job = _job(before, there)
-    with job.launch(_launcher(job, pool)) as run:
-        losses = [run.step(CASE.batch(seed)).loss for seed in range(HALF)]
-        run.save(tmp_path / "saved")
-        kept = _state(run)
-    job = _job(after, here)
-    with job.resume(tmp_path / "saved", _launcher(job, pool)) as run:
-        assert _same(_state(run), kept)
-        losses += [run.step(CASE.batch(seed)).loss for seed in range(HALF, 2 * HALF)]
+    old, new = _job(before, there), _job(after, here)
+    losses = losses_across_a_stop(
+        (old, _launcher(old, pool)),
+        (new, _launcher(new, pool)),
+        [CASE.batch(seed) for seed in range(2 * HALF)],
+        tmp_path / "saved",
+    )
     assert losses == pytest.approx(wanted, rel=1e-9)
 
 
@@ -84,19 +73,19 @@ def test_steps_after_a_save_do_not_reach_it(
     with job.launch(pool(4)) as run:
         for seed in range(3):
             run.step(CASE.batch(seed))
-        kept = _state(run)
+        kept = state_of(run)
         saves = []
         for number in range(3):
             saves.append(run.save(tmp_path / str(number), wait=False))
             run.step(CASE.batch(3 + number))
             while not saves[-1].done():
                 pass
-        moved = _state(run)
-    assert not _same(moved, kept)
+        moved = state_of(run)
+    assert not same(moved, kept)
     with job.resume(tmp_path / "0", pool(4)) as run:
-        assert _same(_state(run), kept)
+        assert same(state_of(run), kept)
         for seed in range(3, 6):
             run.step(CASE.batch(seed))
-        again = _state(run)
+        again = state_of(run)
     if precision is None:  # atomic additions of a card may come in another order
         assert all(torch.allclose(again[name], moved[name], rtol=1e-9) for name in moved)

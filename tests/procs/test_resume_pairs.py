@@ -12,9 +12,9 @@ import torch
 
 import piper
 from piper.api.job import Job
-from piper.api.run import Run
 from piper.strategies import parallel
 from tests.procs.conftest import GetPool
+from tests.resuming import losses_across_a_stop
 from tests.zoo import CASES, Plain
 
 pytestmark = [pytest.mark.xdist_group("procs"), pytest.mark.timeout(900)]
@@ -71,11 +71,6 @@ def _one_device() -> list[float]:
         return [run.step(CASE.batch(seed)).loss for seed in range(2 * HALF)]
 
 
-def _state(run: Run) -> dict[str, torch.Tensor]:
-    kept = {f"{n}:{k}": t for n, pieces in run.optimizer_state().items() for k, t in pieces.items()}
-    return {**run.masters(), **kept}
-
-
 @pytest.mark.parametrize(("before", "there", "after", "here"), RUN)
 def test_a_stop_does_not_show(
     tmp_path: Path, pool: GetPool, before: str, there: str, after: str, here: str
@@ -83,16 +78,11 @@ def test_a_stop_does_not_show(
     def launcher(name: str, job: Job) -> Any:
         return pool(job.plan.mesh.size) if name == "local" else name
 
-    losses = []
-    job = _job(before)
-    with job.launch(launcher(there, job)) as run:
-        losses += [run.step(CASE.batch(seed)).loss for seed in range(HALF)]
-        run.save(tmp_path / "saved")
-        kept = _state(run)
-    job = _job(after)
-    with job.resume(tmp_path / "saved", launcher(here, job)) as run:
-        found = _state(run)
-        assert found.keys() == kept.keys()
-        assert all(torch.equal(found[name], kept[name]) for name in kept)
-        losses += [run.step(CASE.batch(seed)).loss for seed in range(HALF, 2 * HALF)]
+    batches = [CASE.batch(seed) for seed in range(2 * HALF)]
+    losses = losses_across_a_stop(
+        (_job(before), launcher(there, _job(before))),
+        (_job(after), launcher(here, _job(after))),
+        batches,
+        tmp_path / "saved",
+    )
     assert losses == pytest.approx(_one_device(), rel=1e-9)

@@ -86,7 +86,7 @@ class _Fits:
                         module = self.modules[task.body]
                         self.left[call] = _fit_task(module, part, task, given, self.device)
                 strides |= zip(task.outputs, self.left[call], strict=True)
-            else:
+            else:  # a sum lies as what it sums
                 alike = {part.slots[index].shape: strides.get(index) for index in task.reads}
                 strides |= {index: alike.get(part.slots[index].shape) for index in task.writes}
 
@@ -117,9 +117,10 @@ def _fit_task(
     outputs = _run(module, inputs)
     if outputs is None:
         return (None,) * len(results)
-    for index, value in zip(task.outputs, outputs, strict=False):
-        _compare(part.slots[index], value)
-    return tuple(_strides(part.slots[i], v) for i, v in zip(task.outputs, outputs, strict=True))
+    slots = [part.slots[index] for index in task.outputs]
+    for slot, value in zip(slots, outputs, strict=True):
+        _compare(slot, value)
+    return tuple(_strides(slot, value) for slot, value in zip(slots, outputs, strict=True))
 
 
 def _fit_initial(module: fx.GraphModule, tensor: ModelTensor) -> None:
