@@ -28,6 +28,8 @@ from transformer import make_batch
 
 import piper
 from piper.api.job import Job
+from piper.cost.machine_file import save_machine
+from piper.observe.timeline_output import save_timeline
 from piper.sim.simulate import simulate
 from piper.strategies import parallel
 from piper.training.profile import calibrated, linked, profile
@@ -100,7 +102,9 @@ def gpu_cases(options: Any) -> dict[str, Case]:
     return {name: (make(), batch) for name, make in chosen(makers, options)}
 
 
-def measure(case: Case, pool: piper.LocalPool, machine: Any, options: Any) -> dict[str, Any]:
+def measure(
+    name: str, case: Case, pool: piper.LocalPool, machine: Any, options: Any
+) -> dict[str, Any]:
     job, batch = case
     rounds = []
     for _ in range(options.rounds):
@@ -112,6 +116,11 @@ def measure(case: Case, pool: piper.LocalPool, machine: Any, options: Any) -> di
     }
     # One prediction from all rounds, beside those of single ones.
     known = msgspec.structs.replace(rounds[-1].machine, bodies=bodies)
+    if options.keep:
+        kept = Path(options.keep) / re.sub(r"\W+", "_", name)
+        save_machine(known, f"{kept}.machine.json")
+        save_timeline(rounds[-1].measured, f"{kept}.timeline")
+        job.save(f"{kept}.plan")
     return {
         "predicted": simulate(job.plan, known, steps=2).step_seconds[-1],
         "measured": statistics.median(s for r in rounds for s in r.measured.step_seconds),
@@ -156,6 +165,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="these strategies")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--keep", metavar="FOLDER", help="of machines, plans and recordings")
     parser.add_argument("--write", action="store_true", help="also into docs/prediction.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -170,7 +180,7 @@ def main() -> None:
             pin(pool)
         machine = linked(pool, *(job.plan for job, _ in cases.values()))
         for name, case in cases.items():
-            found[name] = measure(case, pool, machine, options)
+            found[name] = measure(name, case, pool, machine, options)
             lines.append(row(name, found[name]))
             print(lines[-1], flush=True)
     ranked = [each for name, each in found.items() if name != EXPERTS]

@@ -37,7 +37,7 @@ def test_every_task_has_a_span(pool: GetPool, cell: Cell) -> None:
     assert losses == pytest.approx(plain, rel=1e-9)
     timeline = recording.timeline
     plan = job.plan
-    num = sum(len(part.tasks) * len(plan.mesh.ranks(part.slice)) for part in plan.classes)
+    num = sum(len(part.tasks) * len(list(plan.mesh.ranks(part.slice))) for part in plan.classes)
     assert timeline.num_spans == len(batches) * num
     assert 0 < timeline.clock_error < 1e-3
     for track in timeline.tracks:

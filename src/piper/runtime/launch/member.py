@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import traceback
@@ -106,6 +107,7 @@ class Member:
             self.readers.clear()
             clear(self.cells)
             if self.device.type == "cuda":
+                gc.collect()  # a Worker and its prepared tasks hold each other, and memory
                 torch.cuda.reset_peak_memory_stats(self.device)
         self.workers[name] = Worker(
             plan,

@@ -41,8 +41,9 @@ class NullTransport:
         into: Tensor | None,
     ) -> Pending:
         if splits is not None or exchange.task.facts.by_rows:
-            assert tensor is not None
-            return _Done([tensor])  # as from a neighbour that routes its rows alike
+            assert tensor is not None  # what comes is as from neighbours that route their rows alike
+            [kept] = exchange.outputs
+            return _Done([tensor if splits is not None else tensor.reshape(kept.shape)])
         if exchange.task.comm == "all_reduce" and tensor is not None and tensor.numel() == 1:
             return _Done([torch.ones_like(tensor) if into is None else into.fill_(1)])
         done = self._done.get(id(exchange))
