@@ -59,7 +59,7 @@ def _broadcast_row() -> CommunicationKind:
         "collective",
         "same",
         fits=lambda source, result, ranks, by_host: same_tensor(source, result),
-        carries=lambda brought, left, ranks: float(brought),
+        carries=lambda brought, ranks: float(brought),
         keeps_layout=True,
     )
 

@@ -17,7 +17,7 @@ from piper import where
 from piper.api.program import Program
 from piper.cli.main import main
 from piper.cost.estimate import NOMINAL, NodeSeconds
-from piper.cost.machine import Linear, Link, Machine
+from piper.cost.machine import Curve, Linear, Link, Machine
 from piper.cost.machine_file import save_machine
 from piper.cost.presets import machine
 from piper.errors import FileError
@@ -120,7 +120,8 @@ def test_a_node_takes_what_its_body_or_kind_or_link_was_measured_to() -> None:
     seconds = NodeSeconds(graph, flops, found)
     assert seconds(send) == 5e-6 + nbytes[send.name] / 10e9
     assert seconds(reduce) == pytest.approx(6 * 1e-6 + 1.5 * nbytes[reduce.name] / 100e9)
-    lines = msgspec.structs.replace(found, kinds={"all_reduce/4": Linear(7e-6, 1e-10)})
+    curve = Curve([(0.0, 7e-6), (1e6, 7e-6 + 1e-4)])
+    lines = msgspec.structs.replace(found, exchanges={"all_reduce/4": curve})
     seconds = NodeSeconds(graph, flops, lines)
     assert seconds(reduce) == pytest.approx(7e-6 + 1e-10 * 1.5 * nbytes[reduce.name])
 

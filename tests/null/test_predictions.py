@@ -129,9 +129,10 @@ def test_links_become_lines_by_kind() -> None:
         (all_reduce(1e3), all_reduce(1e6), *sends), {"all_reduce": 0.7, "send": 0.3}, 3e-5
     )
     known = with_links(machine("cpu"), times)
-    assert known.kinds["all_reduce/2"].fixed == pytest.approx(1e-4)
-    assert known.kinds["all_reduce/2"].per_byte == pytest.approx(2e-9)
-    assert known.kinds["all_reduce/2"].share == 0.7
+    curve = known.exchanges["all_reduce/2"]
+    assert curve.fixed == pytest.approx(1e-4 + 2e-9 * 1e3)  # of the smallest
+    assert curve(5e4) == pytest.approx(1e-4 + 2e-9 * 5e4)
+    assert curve.share == 0.7
     assert (known.node.latency, known.node.share, known.exchange) == (
         pytest.approx(5e-5),
         0.3,

@@ -46,7 +46,6 @@ class NodeSeconds:
                 kind,
                 self._members(node.group),
                 brought=sum(values[name].nbytes for name in node.inputs),
-                left=sum(values[name].nbytes for name in node.outputs),
             )
             return found.latency + found.seconds
         nbytes = most = 0

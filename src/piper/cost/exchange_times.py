@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from piper.cost.machine import Linear, exchange_name
+from piper.cost.machine import Curve, Linear, exchange_name
 
 
 class ExchangeTime(msgspec.Struct, frozen=True):
@@ -54,13 +54,27 @@ def fitted(points: Sequence[tuple[float, float]]) -> Linear:
     return Linear(fixed, per_byte)
 
 
-def by_kind(found: Iterable[ExchangeTime], shares: Mapping[str, float]) -> dict[str, Linear]:
-    """For a Machine's `kinds`."""
+def curves(found: Iterable[ExchangeTime], shares: Mapping[str, float]) -> dict[str, Curve]:
+    """For a Machine's `exchanges`."""
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for each in found:
         name = exchange_name(each.kind, each.ranks, across=each.across)
         points[name].append((each.carried, each.seconds))
     return {
-        name: msgspec.structs.replace(fitted(each), share=shares.get(name.partition("/")[0], 0.0))
+        name: Curve(_rising(each), shares.get(name.partition("/")[0], 0.0))
         for name, each in points.items()
     }
+
+
+def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """With the mean of those that a smaller one exceeds."""
+    runs: list[list[tuple[float, float]]] = []
+    for point in sorted(points):
+        runs.append([point])
+        while len(runs) > 1 and _mean(runs[-2]) > _mean(runs[-1]):
+            runs[-2:] = [runs[-2] + runs[-1]]
+    return [(size, _mean(run)) for run in runs for size, _ in run]
+
+
+def _mean(points: list[tuple[float, float]]) -> float:
+    return sum(seconds for _, seconds in points) / len(points)

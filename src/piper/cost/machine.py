@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
@@ -34,19 +35,38 @@ class Exchange:
 
 
 class Linear(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Seconds of a kind of work: a fixed part, and one for each byte touched or moved. `share` is what
-    communication takes of the device meanwhile."""
+    """Seconds of a kind of work: a fixed part, and one for each byte touched."""
 
     fixed: float = 0.0
     per_byte: float = 0.0
-    share: float = 0.0
 
     def __call__(self, nbytes: float) -> float:
         return self.fixed + self.per_byte * nbytes
 
 
+class Curve(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Seconds of a kind of communication, as measured for some numbers of bytes: between two of them on
+    a line, beyond the last as there. `share` is what it takes of the device meanwhile."""
+
+    points: list[tuple[float, float]]  # (bytes, seconds), both ascending
+    share: float = 0.0
+
+    def __call__(self, nbytes: float) -> float:
+        points = self.points
+        if nbytes <= points[0][0] or len(points) == 1:
+            return points[0][1]
+        after = next((i for i, (size, _) in enumerate(points) if size >= nbytes), len(points) - 1)
+        (low, least), (high, most) = points[after - 1], points[after]
+        return least + (nbytes - low) * (most - least) / (high - low)
+
+    @property
+    def fixed(self) -> float:
+        """What the smallest takes."""
+        return self.points[0][1]
+
+
 def exchange_name(kind: str, ranks: int, *, across: bool) -> str:
-    """What communication between so many ranks is called among a machine's `kinds`: `all_reduce/4`."""
+    """What communication between so many ranks is called by a machine: `all_reduce/4`."""
     return f"{kind}/{ranks}" + ("/network" if across else "")
 
 
@@ -57,7 +77,7 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     Where the `host_computes`, as on a CPU, it runs every task itself and only communication goes on
     beside; else it hands tasks to a device's streams, `dispatch` seconds each. A communication whose
     peers are not there yet `holds_share` of the device, or not. What was measured comes before what is
-    estimated: seconds of `bodies` by their hash, and of `kinds` of tasks by bytes.
+    estimated: seconds of `bodies` by their hash, of other `kinds` of tasks by bytes, and of `exchanges`.
     """
 
     name: str
@@ -76,6 +96,7 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str = ""  # where the figures come from
     bodies: dict[str, float] = {}
     kinds: dict[str, Linear] = {}
+    exchanges: dict[str, Curve] = {}
 
     def __post_init__(self) -> None:
         rates = {f"flops of {dtype}": rate for dtype, rate in self.flops.items()}
@@ -89,7 +110,13 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
             shares[f"share of {name}"] = link.share
         for kind, line in self.kinds.items():
             figures |= {f"fixed of {kind}": line.fixed, f"per_byte of {kind}": line.per_byte}
-            shares[f"share of {kind}"] = line.share
+        for kind, curve in self.exchanges.items():
+            shares[f"share of {kind}"] = curve.share
+            if not _ascends(curve.points):
+                raise FileError(
+                    f"machine {self.name}: points of {kind} are {curve.points}",
+                    legal="pairs of bytes and seconds that ascend",
+                )
         if not self.flops:
             raise FileError(f"machine {self.name} has no flops", legal='{"float32": ...}')
         self._check(rates, "more than 0", lambda value: 0 < value < math.inf)
@@ -125,15 +152,22 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
         return max(flops / rate, nbytes / self.bandwidth)
 
     def exchange_of(
-        self, kind: CommunicationKind, ranks: Sequence[int], *, brought: int, left: int
+        self, kind: CommunicationKind, ranks: Sequence[int], *, brought: int
     ) -> Exchange:
-        """Of a communication between ranks, from the bytes that one of them brings and is left."""
+        """Of a communication between ranks, from the bytes that one of them brings."""
         link, num = self.link(ranks), len(ranks)
-        carried = kind.carries(brought, left, num)
-        line = self.kinds.get(exchange_name(kind.name, num, across=link is not self.node))
-        if line is not None:
-            if self.host_computes:  # it is at it from the first byte to the last
-                return Exchange(0.0, line(carried), line.share)
-            return Exchange(line.fixed, line.per_byte * carried, line.share)
+        carried = kind.carries(brought, num)
+        curve = self.exchanges.get(exchange_name(kind.name, num, across=link is not self.node))
+        if curve is not None:
+            # A host that computes is at it from the first byte to the last.
+            latency = 0.0 if self.host_computes else curve.fixed
+            return Exchange(latency, curve(carried) - latency, curve.share)
         rounds = kind.rounds(num) if link.rounds else 1
         return Exchange(link.latency * rounds, carried / link.bandwidth, link.share)
+
+
+def _ascends(points: Sequence[tuple[float, float]]) -> bool:
+    """Sizes do, seconds do not descend, and both are finite numbers."""
+    finite = all(0 <= value < math.inf for point in points for value in point)
+    steps = pairwise(points)
+    return bool(points) and finite and all(a < b and s <= t for (a, s), (b, t) in steps)

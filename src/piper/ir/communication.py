@@ -38,9 +38,8 @@ class CommunicationKind:
     in a `collective` all ranks of a group take part. It `brings` a tensor from each rank and
     `leaves` one there. `sums` says that results are sums over ranks; `result` how they lie: the same
     shape as what is brought, a part of it per rank, the parts of all ranks, or rows from every rank.
-    `by_rows` kinds may let the host say how many rows go to whom. `carries(brought, left, ranks)`
-    are the bytes that a rank's link carries each way, in `rounds(ranks)` exchanges one after the
-    other. A kind `of_a_step` belongs to a step's state: it may come last, where others follow from
+    `by_rows` kinds may let the host say how many rows go to whom. `carries(brought, ranks)` are
+    the bytes that a rank's link carries each way, in `rounds(ranks)` exchanges one after the other. A kind `of_a_step` belongs to a step's state: it may come last, where others follow from
     one chunk and are waited for. A `paced` one starts shortly before its result is read.
     A collective is the change between two layouts (`ir/layouts.py`), unless it `keeps_layout`.
     """
@@ -49,7 +48,7 @@ class CommunicationKind:
     form: Literal["message", "collective"]
     result: Literal["same", "part", "whole", "rows"]
     fits: ShapeRule
-    carries: Callable[[int, int, int], float]
+    carries: Callable[[int, int], float]
     rounds: Callable[[int], int] = lambda ranks: 1
     brings: bool = True
     leaves: bool = True
@@ -132,24 +131,24 @@ def _rows(source: Tensorlike, result: Tensorlike, ranks: int, by_host: bool) -> 
     return source.shape == result.shape or result.shape[:1] == (ranks,)
 
 
-def _brought(brought: int, left: int, ranks: int) -> float:
+def _brought(brought: int, ranks: int) -> float:
     return float(brought)
 
 
-def _nothing(brought: int, left: int, ranks: int) -> float:
+def _nothing(brought: int, ranks: int) -> float:
     return 0.0  # the send takes the time
 
 
-def _to_others(brought: int, left: int, ranks: int) -> float:
+def _to_others(brought: int, ranks: int) -> float:
     return brought * (ranks - 1) / ranks
 
 
-def _from_others(brought: int, left: int, ranks: int) -> float:
+def _from_others(brought: int, ranks: int) -> float:
     return float(brought) * (ranks - 1)
 
 
-def _twice(brought: int, left: int, ranks: int) -> float:
-    return 2 * _to_others(brought, left, ranks)  # each rank sums a part, and all get all parts
+def _twice(brought: int, ranks: int) -> float:
+    return 2 * _to_others(brought, ranks)  # each rank sums a part, and all get all parts
 
 
 def _ring(ranks: int) -> int:

@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from piper.check.parties import compressed
-from piper.cost.exchange_times import LinkTimes, by_kind, fitted
+from piper.cost.exchange_times import LinkTimes, curves, fitted
 from piper.cost.machine import Link, Machine
 from piper.observe.timeline import Timeline
 from piper.plan.tasks import Calling, Comm
@@ -26,7 +26,7 @@ def with_links(machine: Machine, times: LinkTimes) -> Machine:
         return machine  # one rank has none
     changes: dict[str, object] = {
         "exchange": times.issue,
-        "kinds": {**machine.kinds, **by_kind(times.exchanges, times.shares)},
+        "exchanges": machine.exchanges | curves(times.exchanges, times.shares),
     }
     if times.ranks_per_node is not None:
         changes["ranks_per_node"] = times.ranks_per_node

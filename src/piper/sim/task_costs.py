@@ -56,7 +56,6 @@ class MachineCosts:
                 task.facts,
                 ranks,
                 brought=_nbytes(party, task.source),
-                left=_nbytes(party, task.target),
             )
             most = self.plan.streams[task.stream].max_sms
             if most is not None and self.machine.sms:

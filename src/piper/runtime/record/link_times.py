@@ -20,10 +20,11 @@ from piper.ir.communication import communication
 from piper.runtime.transport.distributed import all_gather_single, reduce_scatter_single
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
-ROUNDS = 7
+ROUNDS = 16
 BESIDE = 1 << 20  # bytes of communication that is put beside computation
 BESIDES = 8  # of them, one after the other
 SLICES = 20
+BEFORE = 10  # slices of computation
 SLICE = {"cpu": 192, "cuda": 2048}  # rows of the matrices whose products are computed beside it
 LONGEST = 3  # times what it takes alone, that communication may take beside computation
 MOST = 0.95  # of a device, that communication may take
@@ -58,7 +59,7 @@ def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTim
         across = any(len({hosts[r] for r in ranks}) > 1 for ranks in groups)
         for nbytes in SIZES:
             for kind, call in _collectives(nbytes, mine, device).items():
-                carried = communication(kind).carries(*_sizes(kind, nbytes, size), size)
+                carried = communication(kind).carries(_brought(kind, nbytes, size), size)
                 seconds = _timed(partial(call, False), device)
                 found.append(ExchangeTime(kind, size, across, carried, seconds))
         shares = shares or _shares(mine, device, issue)
@@ -81,12 +82,9 @@ def _end(group: Any) -> None:
         dist.destroy_process_group(group)
 
 
-def _sizes(kind: str, nbytes: int, num: int) -> tuple[int, int]:
-    """What each rank brings, and what is left on it."""
-    part = nbytes // num
-    return {"reduce_scatter": (nbytes, part), "all_gather": (part, nbytes)}.get(
-        kind, (nbytes, nbytes)
-    )
+def _brought(kind: str, nbytes: int, num: int) -> int:
+    """By each rank, where the whole has so many bytes."""
+    return nbytes // num if communication(kind).gathers else nbytes
 
 
 def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Callable[[bool], Any]]:
@@ -110,22 +108,34 @@ def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Cal
 
 
 def _timed(call: Callable[[], Any], device: torch.device) -> float:
+    """As it comes in a step, after some computation. Whoever comes last sees what it takes alone."""
+    compute = _slice(device)
     times = []
     for _ in range(ROUNDS + 2):
         dist.barrier()
+        _sliced(compute, BEFORE, device)
         begin = perf_counter()
         call()
         _settle(device)
         times.append(perf_counter() - begin)
-    return median(times[2:])
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, times[2:])
+    return _usual([min(column) for column in zip(*every, strict=True)])
+
+
+def _usual(times: list[float]) -> float:
+    """The mean without the longest: a step has many, and what they take together counts."""
+    kept = sorted(times)[: -(len(times) // 8) or None]
+    return sum(kept) / len(kept)
 
 
 def _message(nbytes: int, rank: int, peer: int, group: Any, device: torch.device) -> float:
     """Half the time there and back. On a GPU a message is a broadcast of two ranks, as in a plan."""
-    tensor = torch.zeros(nbytes // 4, device=device)
+    tensor, compute = torch.zeros(nbytes // 4, device=device), _slice(device)
     times = []
     for _ in range(ROUNDS + 2):
         dist.barrier()
+        _sliced(compute, BEFORE, device)
         begin = perf_counter()
         if rank in (0, peer):
             for sender in (0, peer):
@@ -137,7 +147,7 @@ def _message(nbytes: int, rank: int, peer: int, group: Any, device: torch.device
                     dist.recv(tensor, sender)
         _settle(device)
         times.append((perf_counter() - begin) / 2)
-    return median(times[2:])
+    return _usual(times[2:])
 
 
 def _slowest(found: list[ExchangeTime]) -> tuple[ExchangeTime, ...]:
@@ -156,7 +166,7 @@ def _issue(device: torch.device) -> float:
     """What a host needs to start a communication and to end one that is over."""
     tensor = torch.zeros(1024, device=device)
     times = []
-    for _ in range(4 * ROUNDS):
+    for _ in range(2 * ROUNDS):
         dist.barrier()
         begin = perf_counter()
         work = dist.all_reduce(tensor, async_op=True)

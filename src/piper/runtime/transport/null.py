@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,21 +42,25 @@ class NullTransport:
         into: Tensor | None,
     ) -> Pending:
         if splits is not None or exchange.task.facts.by_rows:
-            assert tensor is not None  # what comes is as from neighbours that route their rows alike
+            # What comes is as from neighbours that route their rows alike.
+            assert tensor is not None
             [kept] = exchange.outputs
             return _Done([tensor if splits is not None else tensor.reshape(kept.shape)])
-        if exchange.task.comm == "all_reduce" and tensor is not None and tensor.numel() == 1:
-            return _Done([torch.ones_like(tensor) if into is None else into.fill_(1)])
+        if into is not None:
+            return _Done([into.fill_(1) if into.numel() == 1 else into])
         done = self._done.get(id(exchange))
         if done is None:
             self._kept.append(exchange)  # so that no other has its id
-            done = self._done[id(exchange)] = _Done(self._results(exchange, into))
+            done = self._done[id(exchange)] = _Done(self._results(exchange))
         return done
 
-    def _results(self, exchange: Exchange, into: Tensor | None) -> list[Tensor]:
-        if into is not None:
-            return [into]
+    def _results(self, exchange: Exchange) -> list[Tensor]:
         return [
-            torch.zeros(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
+            torch.full(
+                slot.shape,
+                float(exchange.task.facts.sums and math.prod(slot.shape) == 1),
+                dtype=getattr(torch, slot.dtype),
+                device=self.device,
+            )
             for slot in exchange.outputs
         ]
