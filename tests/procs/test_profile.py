@@ -28,10 +28,10 @@ def test_every_task_is_predicted_and_measured(pool: GetPool) -> None:
     job = program_of("deep_dense").apply(strategy).lower(optimizer=ADAMW)
     found = profile(job, batches_of("deep_dense")[0], launch=pool(4), steps=3)
     machine = found.machine
-    kinds = {kind.partition("/")[0] for kind in machine.kinds if "/" in kind}
+    kinds = {kind.partition("/")[0] for kind in machine.exchanges}
     assert kinds >= {"send", "all_reduce", "reduce_scatter", "all_gather", "all_to_all"}
     for linear in machine.kinds.values():
-        assert linear.fixed >= 0 and linear.per_byte >= 0 and 0 <= linear.share < 1
+        assert linear.fixed >= 0 and linear.per_byte >= 0
         assert linear(1 << 20) > 0
     assert machine.node.bandwidth > 1e6 and 0 < machine.exchange < 0.1
     plan = job.plan
@@ -84,7 +84,7 @@ def test_the_command_keeps_what_it_has_measured(
         main(["simulate", DENSE, "--pp", "2", "--microbatches", "4", "--machine", str(kept)]) == 0
     )
     said = capsys.readouterr().out
-    assert said.startswith("simulated step: ")
+    assert "calibrated, from cpu\nsimulated step: " in said
     for wrong in (["--out", "machine.txt"], ["--steps", "0"], ["--record", "run.pdf"]):
         assert main([*command, *wrong]) == 2
         assert capsys.readouterr().err.startswith("FileError: ")

@@ -23,13 +23,21 @@ class ExchangeTime(msgspec.Struct, frozen=True):
 
 class LinkTimes(msgspec.Struct, frozen=True):
     """`shares` are what kinds of communication take of a device from computation beside them, `issue`
-    what the host needs to start one, `ranks_per_node` how many ranks a host has, where there are others.
+    what the host needs to start one, `lanes` how many of them go on at once as fast as one alone, and
+    `ranks_per_node` how many ranks a host has, where there are others.
     """
 
     exchanges: tuple[ExchangeTime, ...] = ()
     shares: dict[str, float] = {}
     issue: float = 0.0
+    lanes: float = 1.0
     ranks_per_node: int | None = None
+
+
+def usual(times: Sequence[float]) -> float:
+    """The mean without the longest: a step has many, and what they take together counts."""
+    kept = sorted(times)[: -(len(times) // 8) or None]
+    return sum(kept) / len(kept)
 
 
 def fitted(points: Sequence[tuple[float, float]]) -> Linear:

@@ -86,6 +86,7 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     node: Link
     network: Link
     ranks_per_node: int
+    lanes: float = 1.0  # of a link: so many exchanges at once are as fast as one
     launch: float = 0.0  # what the smallest piece of work takes
     dispatch: float = 0.0
     exchange: float = 0.0  # of the host, for starting a communication
@@ -100,7 +101,7 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         rates = {f"flops of {dtype}": rate for dtype, rate in self.flops.items()}
-        rates |= {name: getattr(self, name) for name in ("bandwidth", "ranks_per_node")}
+        rates |= {name: getattr(self, name) for name in ("bandwidth", "ranks_per_node", "lanes")}
         figures = {name: getattr(self, name) for name in ("launch", "dispatch", "exchange", "sms")}
         figures |= {f"body {body}": seconds for body, seconds in self.bodies.items()}
         shares = {}

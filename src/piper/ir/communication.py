@@ -38,9 +38,10 @@ class CommunicationKind:
     in a `collective` all ranks of a group take part. It `brings` a tensor from each rank and
     `leaves` one there. `sums` says that results are sums over ranks; `result` how they lie: the same
     shape as what is brought, a part of it per rank, the parts of all ranks, or rows from every rank.
-    `by_rows` kinds may let the host say how many rows go to whom. `carries(brought, ranks)` are
-    the bytes that a rank's link carries each way, in `rounds(ranks)` exchanges one after the other. A kind `of_a_step` belongs to a step's state: it may come last, where others follow from
-    one chunk and are waited for. A `paced` one starts shortly before its result is read.
+    `by_rows` kinds may let the host say how many rows go to whom. `carries(brought, ranks)` are the
+    bytes that a rank's link carries each way, in `rounds(ranks)` exchanges one after the other. A
+    kind `of_a_step` belongs to a step's state: it may come last, where others follow from one chunk
+    and are waited for. A `paced` one starts shortly before its result is read.
     A collective is the change between two layouts (`ir/layouts.py`), unless it `keeps_layout`.
     """
 

@@ -1,6 +1,6 @@
 """Calibration: what a machine was measured to take in, the Machine that the simulator goes by out.
 
-A rehearsal is a plan whose tasks ran on its ranks without communication: every body and every other
+A rehearsal is a plan whose tasks ran on its ranks, where no bytes moved: every body and every other
 task has its time there, beside the same neighbours as in a real run.
 """
 
@@ -12,7 +12,7 @@ from statistics import median
 import msgspec
 
 from piper.check.parties import compressed
-from piper.cost.exchange_times import LinkTimes, curves, fitted
+from piper.cost.exchange_times import LinkTimes, curves, fitted, usual
 from piper.cost.machine import Link, Machine
 from piper.observe.timeline import Timeline
 from piper.plan.tasks import Calling, Comm
@@ -26,6 +26,7 @@ def with_links(machine: Machine, times: LinkTimes) -> Machine:
         return machine  # one rank has none
     changes: dict[str, object] = {
         "exchange": times.issue,
+        "lanes": times.lanes,
         "exchanges": machine.exchanges | curves(times.exchanges, times.shares),
     }
     if times.ranks_per_node is not None:
@@ -60,7 +61,7 @@ def with_rehearsal(machine: Machine, plan: Plan, rehearsal: Timeline) -> Machine
             if isinstance(task, Calling):
                 bodies[task.body] += seconds
             elif not isinstance(task, Comm):
-                points[task.kind].append((touched_bytes(party, task), median(seconds)))
+                points[task.kind].append((touched_bytes(party, task), usual(seconds)))
     kinds = {kind: fitted(found) for kind, found in points.items()}
     between = [
         begin - end
@@ -68,7 +69,26 @@ def with_rehearsal(machine: Machine, plan: Plan, rehearsal: Timeline) -> Machine
     ]
     return msgspec.structs.replace(
         machine,
-        bodies=machine.bodies | {body: median(found) for body, found in bodies.items()},
+        bodies=machine.bodies | {body: usual(found) for body, found in bodies.items()},
         kinds=machine.kinds | kinds,
-        between=median(between) if between else machine.between,
+        between=max(0.0, median(between)) if between else machine.between,
+        source=f"calibrated, from {machine.name}",
     )
+
+
+def communication_times(plan: Plan, timeline: Timeline) -> list[dict[str, float]]:
+    """By class of ranks and name of task, how long each communication goes on in the last step, from
+    this rank's coming: as of the class's first rank."""
+    tracks = {track.ranks[0]: track for track in timeline.tracks}
+    found = []
+    for each in plan.classes:
+        track = tracks[next(plan.mesh.ranks(each.slice))]
+        first = track.begins[-1]
+        found.append(
+            {
+                task.name: track.end[first + index] - track.start[first + index]
+                for index, task in enumerate(each.tasks)
+                if isinstance(task, Comm)
+            }
+        )
+    return found

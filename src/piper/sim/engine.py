@@ -2,7 +2,7 @@
 
 Time goes from event to event. Between two of them everything goes on at a constant rate: tasks that
 compute on one row share what communication leaves them of the device; communications share the link
-of each row that they go through, and the busiest of these rows sets the pace.
+of each row that they go through, each way, and the busiest of these sets the pace.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Meeting:
     share: float
     holds: bool  # whether it takes its share while it waits, too
     members: list[tuple[int, int]] = field(default_factory=list)
+    sender: int | None = None  # of a message, the row that sends; links go both ways at once
 
 
 @dataclass
@@ -75,14 +76,18 @@ class Engine:
     """One step; `run` may be called again, for the next one.
 
     With `host_computes` a row's host is at one task at a time, and goes on beside communication only.
+    A link has `lanes`: so many communications at once are as fast as one.
     Tasks of all rows are numbered one after the other, and meetings behind them: each is a job. An event
     is a time and a job that ends then, unless its rate has changed; below 0, one that begins.
     """
 
-    def __init__(self, rows: list[Row], meetings: list[Meeting], *, host_computes: bool) -> None:
+    def __init__(
+        self, rows: list[Row], meetings: list[Meeting], *, host_computes: bool, lanes: float = 1.0
+    ) -> None:
         self.rows = rows
         self.meetings = meetings
         self.host_computes = host_computes
+        self.lanes = lanes
         self.base = [0]
         self.row_of: list[int] = []
         self.seconds: list[float] = []
@@ -105,6 +110,7 @@ class Engine:
         base = self.base
         self.members = [[base[row] + task for row, task in m.members] for m in meetings]
         self.through = [sorted({row for row, _ in m.members}) for m in meetings]
+        self.ways = [_ways(m, rows) for m, rows in zip(meetings, self.through, strict=True)]
 
     def run(self, begins: Sequence[float]) -> Times:
         """All tasks, where each row's host begins at its own time."""
@@ -116,6 +122,7 @@ class Engine:
         self.arrived = [0] * len(self.meetings)
         self.active: list[list[int]] = [[] for _ in range(rows)]  # tasks that compute
         self.talks: list[list[int]] = [[] for _ in range(rows)]  # meetings under way
+        self.busy = [0] * (2 * rows)  # ways of links: how many meetings each is used by
         self.taken = [0.0] * rows  # share of the device
         self.heap: list[tuple[float, int]] = []
         self.at = self.base[:rows]  # where each host is, if it computes
@@ -277,6 +284,8 @@ class Engine:
             return
         takes = meeting.share if not (meeting.holds or self.host_computes) else 0.0
         beside: list[int] = []
+        for way in self.ways[number]:
+            self.busy[way] += 1
         for row in self.through[number]:
             talks = self.talks[row]
             beside += talks
@@ -290,6 +299,9 @@ class Engine:
         meeting = self.meetings[number]
         gives = meeting.share if meeting.holds or meeting.seconds else 0.0
         beside: list[int] = []
+        if meeting.seconds:
+            for way in self.ways[number]:
+                self.busy[way] -= 1
         for row in self.through[number]:
             if meeting.seconds:
                 talks = self.talks[row]
@@ -328,10 +340,10 @@ class Engine:
                 self._share_device(row, now)
 
     def _share_links(self, number: int, now: float) -> None:
-        """Give a meeting under way its present rate: that of the busiest row that it goes through."""
-        talks = self.talks
-        rate = 1.0 / max([len(talks[row]) for row in self.through[number]])
-        self._set(self.total + number, rate, now)
+        """Give a meeting under way its present rate: that of the busiest link that it goes through."""
+        busy = self.busy
+        most = max([busy[way] for way in self.ways[number]])
+        self._set(self.total + number, self.lanes / most if most > self.lanes else 1.0, now)
 
     def _set(self, job: int, rate: float, now: float) -> None:
         """From now on a job goes on at a rate."""
@@ -347,3 +359,10 @@ class Engine:
         end = now + left / rate
         self.going[job] = end, left, rate, now
         heappush(self.heap, (end, job))
+
+
+def _ways(meeting: Meeting, rows: list[int]) -> list[int]:
+    """Of the links of these rows, 2 x row out and the next one in."""
+    if meeting.sender is None:
+        return [way for row in rows for way in (2 * row, 2 * row + 1)]
+    return [2 * row if row == meeting.sender else 2 * row + 1 for row in rows]

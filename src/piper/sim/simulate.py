@@ -52,7 +52,8 @@ class Simulation:
         self.meetings: list[Meeting] = []
         self.numbers: dict[object, int] = {}  # of meetings
         rows = [self._row(number, party) for number, party in enumerate(self.world.parties)]
-        return Engine(rows, self.meetings, host_computes=self.machine.host_computes)
+        machine = self.machine
+        return Engine(rows, self.meetings, host_computes=machine.host_computes, lanes=machine.lanes)
 
     def _class(self, party: Party) -> _Class:
         known = self.classes.get(party.slice)
@@ -79,6 +80,8 @@ class Simulation:
                 meetings.append(Meeting(0.0, 0.0, 0.0, holds))
             meeting[index] = joined
             meetings[joined].members.append((number, index))
+            if task.facts.sends:
+                meetings[joined].sender = number
             if brings:  # else the other end knows how long it takes
                 _prolong(meetings[joined], self.costs.exchange(party, task, group.ranks))
         return Row(party.label, found.work, self.costs.compute(party), meeting)

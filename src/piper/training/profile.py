@@ -100,8 +100,12 @@ def calibrated(
 ) -> Machine:
     """The pool's machine: its links, unless a `machine` has them, and the bodies of a job."""
     known = machine or linked(pool, job.plan)
-    rehearsal = job.rehearse(batch, pool, steps=steps, compile=compile)
-    return with_rehearsal(known, job.plan, rehearsal)
+    foreseen = None
+    for _ in range(2):  # first without communication, then beside what it will be like
+        rehearsal = job.rehearse(batch, pool, steps=steps, compile=compile, foreseen=foreseen)
+        found = with_rehearsal(known, job.plan, rehearsal)
+        foreseen = simulate(job.plan, found, steps=2)
+    return found
 
 
 def linked(pool: Pool, *plans: Plan) -> Machine:
@@ -125,7 +129,7 @@ def base_machine(name: str) -> Machine:
     known = next((key for key in MACHINES if key in name.lower()), None)
     if known is not None:
         return MACHINES[known]
-    return msgspec.structs.replace(MACHINES["h100"], name=name, source="calibrated, from h100")
+    return msgspec.structs.replace(MACHINES["h100"], name=name)
 
 
 def typical_step(timeline: Timeline) -> int:

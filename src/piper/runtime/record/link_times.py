@@ -15,14 +15,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from piper.cost.exchange_times import ExchangeTime, LinkTimes
+from piper.cost.exchange_times import ExchangeTime, LinkTimes, usual
 from piper.ir.communication import communication
 from piper.runtime.transport.distributed import all_gather_single, reduce_scatter_single
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
-ROUNDS = 16
+SIZES = {
+    "cpu": (4 << 10, 64 << 10, 1 << 20, 8 << 20),
+    "cuda": (4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20),
+}
+ROUNDS = 12
 BESIDE = 1 << 20  # bytes of communication that is put beside computation
 BESIDES = 8  # of them, one after the other
+ABREAST = 8 << 20  # bytes of each of two communications at once
 SLICES = 20
 BEFORE = 10  # slices of computation
 SLICE = {"cpu": 192, "cuda": 2048}  # rows of the matrices whose products are computed beside it
@@ -46,27 +50,28 @@ def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTim
     far = [r for r in range(1, num) if hosts[r] != hosts[0]][:1]
     for peer in (*near, *far):
         pair = _group((0, peer), device)
-        for nbytes in SIZES:
+        for nbytes in SIZES[device.type]:
             seconds = _message(nbytes, rank, peer, pair, device)
             found.append(ExchangeTime("send", 2, peer in far, nbytes, seconds))
         _end(pair)
     shares: dict[str, float] = {}
-    issue = _issue(device)
+    lanes, issue = 1.0, _issue(device)
     for groups in sorted(partitions, key=lambda groups: -len(groups[0])):
         made = [_group(ranks, device) for ranks in groups]
         (mine,) = (group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
         size = len(groups[0])
         across = any(len({hosts[r] for r in ranks}) > 1 for ranks in groups)
-        for nbytes in SIZES:
+        for nbytes in SIZES[device.type]:
             for kind, call in _collectives(nbytes, mine, device).items():
                 carried = communication(kind).carries(_brought(kind, nbytes, size), size)
                 seconds = _timed(partial(call, False), device)
                 found.append(ExchangeTime(kind, size, across, carried, seconds))
-        shares = shares or _shares(mine, device, issue)
+        if not shares:
+            shares, lanes = _shares(mine, device, issue), _lanes(mine, groups, device)
         for group in made:
             _end(group)
     per_node = hosts.count(hosts[0]) if far else None
-    return LinkTimes(_slowest(found), shares, issue, per_node)
+    return LinkTimes(_slowest(found), shares, issue, lanes, per_node)
 
 
 def _group(ranks: Sequence[int], device: torch.device) -> Any:
@@ -120,13 +125,7 @@ def _timed(call: Callable[[], Any], device: torch.device) -> float:
         times.append(perf_counter() - begin)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, times[2:])
-    return _usual([min(column) for column in zip(*every, strict=True)])
-
-
-def _usual(times: list[float]) -> float:
-    """The mean without the longest: a step has many, and what they take together counts."""
-    kept = sorted(times)[: -(len(times) // 8) or None]
-    return sum(kept) / len(kept)
+    return usual([min(column) for column in zip(*every, strict=True)])
 
 
 def _message(nbytes: int, rank: int, peer: int, group: Any, device: torch.device) -> float:
@@ -147,7 +146,7 @@ def _message(nbytes: int, rank: int, peer: int, group: Any, device: torch.device
                     dist.recv(tensor, sender)
         _settle(device)
         times.append((perf_counter() - begin) / 2)
-    return _usual(times[2:])
+    return usual(times[2:])
 
 
 def _slowest(found: list[ExchangeTime]) -> tuple[ExchangeTime, ...]:
@@ -193,6 +192,22 @@ def _shares(group: Any, device: torch.device, issue: float) -> dict[str, float]:
     means = [sum(column) / len(every) for column in zip(*every, strict=True)]
     kept = {kind: min(max(mean, 0.0), MOST) for kind, mean in zip(shares, means, strict=True)}
     return kept | {"send": kept["all_to_all"] / 2}  # which sends and receives
+
+
+def _lanes(group: Any, groups: Groups, device: torch.device) -> float:
+    """How many exchanges at once are as fast as one alone, as two of them show."""
+    others = [_group(ranks, device) for ranks in groups]
+    (other,) = (each for each in others if each != dist.GroupMember.NON_GROUP_MEMBER)
+    calls = [_collectives(ABREAST, each, device)["all_reduce"] for each in (group, other)]
+
+    def both() -> None:
+        for work in [call(True) for call in calls]:
+            work.wait()
+
+    alone, together = _timed(partial(calls[0], False), device), _timed(both, device)
+    for each in others:
+        _end(each)
+    return min(max(2 * alone / together, 1.0), 2.0)
 
 
 def _slice(device: torch.device) -> Callable[[], Tensor]:
