@@ -56,7 +56,7 @@ def test_every_task_is_predicted_and_measured(pool: GetPool) -> None:
     assert found.measured_seconds > 0 and found.predicted_seconds > 0
     assert all(track.memory for track in (*found.measured.tracks, *found.predicted.tracks))
     sizes = {f"all_gather/{size}" for size in (2, 4)}  # data ranks; all ranks, for the loss
-    assert sizes <= machine.kinds.keys()
+    assert sizes <= machine.exchanges.keys()
     again = profile(job, batches_of("deep_dense")[0], launch=pool(4), steps=1, machine=machine)
     assert again.machine == machine
     assert again.predicted_seconds == found.predicted_seconds

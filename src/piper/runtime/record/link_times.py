@@ -6,11 +6,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,12 +24,12 @@ SIZES = {
     "cuda": (4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20),
 }
 ROUNDS = 12
-BESIDE = 1 << 20  # bytes of communication that is put beside computation
-BESIDES = 8  # of them, one after the other
+BESIDE = {"cpu": 1 << 20, "cuda": 64 << 20}  # bytes of communication that is put beside computation
+BESIDES = {"cpu": 8, "cuda": 1}  # of them, one after the other
 ABREAST = 8 << 20  # bytes of each of two communications at once
 SLICES = 20
 BEFORE = 10  # slices of computation
-SLICE = {"cpu": 192, "cuda": 2048}  # rows of the matrices whose products are computed beside it
+SLICE = {"cpu": 192, "cuda": 1024}  # rows of the matrices whose products are computed beside it
 LONGEST = 3  # times what it takes alone, that communication may take beside computation
 MOST = 0.95  # of a device, that communication may take
 
@@ -38,8 +38,7 @@ Groups = Sequence[Sequence[int]]  # that do not overlap, and have the same size
 
 
 def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTimes:
-    """Messages, and collectives in each of these partitions of the ranks, where all groups measure at
-    the same time."""
+    """Messages, and collectives in each of these partitions of the ranks."""
     rank, num = dist.get_rank(), dist.get_world_size()
     if num == 1:
         return LinkTimes()
@@ -64,14 +63,14 @@ def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTim
         for nbytes in SIZES[device.type]:
             for kind, call in _collectives(nbytes, mine, device).items():
                 carried = communication(kind).carries(_brought(kind, nbytes, size), size)
-                seconds = _timed(partial(call, False), device)
+                seconds = _often(partial(call, False), rank in groups[0], len(groups), device)
                 found.append(ExchangeTime(kind, size, across, carried, seconds))
         if not shares:
             shares, lanes = _shares(mine, device, issue), _lanes(mine, groups, device)
         for group in made:
             _end(group)
     per_node = hosts.count(hosts[0]) if far else None
-    return LinkTimes(_slowest(found), shares, issue, lanes, per_node)
+    return LinkTimes(tuple(found), shares, issue, lanes, per_node)
 
 
 def _group(ranks: Sequence[int], device: torch.device) -> Any:
@@ -112,53 +111,60 @@ def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Cal
     return {kind: starting(call) for kind, call in calls.items()}
 
 
-def _timed(call: Callable[[], Any], device: torch.device) -> float:
-    """As it comes in a step, after some computation. Whoever comes last sees what it takes alone."""
+def _often(call: Callable[[], Any], first: bool, groups: int, device: torch.device) -> float:
+    """Of groups that sometimes all communicate at once and sometimes do not: half way between what it
+    takes all of them and the first one alone."""
+    together = _timed(call, device)
+    if groups == 1:
+        return together
+    return (together + _timed(call, device, takes_part=first)) / 2
+
+
+def _timed(call: Callable[[], Any], device: torch.device, *, takes_part: bool = True) -> float:
+    """As it comes in a step, after some computation. Whoever comes last sees what it takes alone; a
+    rank that does not take part is there all the same."""
     compute = _slice(device)
     times = []
     for _ in range(ROUNDS + 2):
         dist.barrier()
-        _sliced(compute, BEFORE, device)
-        begin = perf_counter()
-        call()
-        _settle(device)
-        times.append(perf_counter() - begin)
+        times.append(_after(compute, call, device) if takes_part else inf)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, times[2:])
     return usual([min(column) for column in zip(*every, strict=True)])
 
 
+def _after(compute: Callable[[], Any], call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call behind some computation. A device is not done with that while the host starts
+    the call."""
+    if device.type == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(BEFORE):
+            compute()
+        first.record()
+        call()
+        last.record()
+        torch.cuda.synchronize(device)
+        return float(first.elapsed_time(last)) / 1e3
+    _sliced(compute, BEFORE, device)
+    begin = perf_counter()
+    call()
+    return perf_counter() - begin
+
+
 def _message(nbytes: int, rank: int, peer: int, group: Any, device: torch.device) -> float:
     """Half the time there and back. On a GPU a message is a broadcast of two ranks, as in a plan."""
-    tensor, compute = torch.zeros(nbytes // 4, device=device), _slice(device)
-    times = []
-    for _ in range(ROUNDS + 2):
-        dist.barrier()
-        _sliced(compute, BEFORE, device)
-        begin = perf_counter()
-        if rank in (0, peer):
-            for sender in (0, peer):
-                if device.type == "cuda":
-                    dist.broadcast(tensor, sender, group=group)
-                elif rank == sender:
-                    dist.send(tensor, peer - rank)  # the other one
-                else:
-                    dist.recv(tensor, sender)
-        _settle(device)
-        times.append((perf_counter() - begin) / 2)
-    return usual(times[2:])
+    tensor = torch.zeros(nbytes // 4, device=device)
 
+    def there_and_back() -> None:
+        for sender in (0, peer):
+            if device.type == "cuda":
+                dist.broadcast(tensor, sender, group=group)
+            elif rank == sender:
+                dist.send(tensor, peer - rank)  # the other one
+            else:
+                dist.recv(tensor, sender)
 
-def _slowest(found: list[ExchangeTime]) -> tuple[ExchangeTime, ...]:
-    """As the slowest rank has seen each; all ranks get the same."""
-    seconds = torch.tensor([each.seconds for each in found], dtype=torch.float64)
-    times: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(times, seconds.tolist())
-    worst = [max(column) for column in zip(*times, strict=True)]
-    return tuple(
-        msgspec.structs.replace(each, seconds=seconds)
-        for each, seconds in zip(found, worst, strict=True)
-    )
+    return _timed(there_and_back, device, takes_part=rank in (0, peer)) / 2
 
 
 def _issue(device: torch.device) -> float:
@@ -183,7 +189,7 @@ def _shares(group: Any, device: torch.device, issue: float) -> dict[str, float]:
     costs there, of those that it takes alone."""
     compute = _slice(device)
     shares = {}
-    for kind, call in _collectives(BESIDE, group, device).items():
+    for kind, call in _collectives(BESIDE[device.type], group, device).items():
         alone = _timed(partial(call, False), device)
         cost = _cost_beside(partial(call, True), compute, device, issue, LONGEST * alone)
         shares[kind] = cost / alone
@@ -230,14 +236,14 @@ def _cost_beside(
         most = max(int(longest / alone), 1)
         dist.barrier()
         begin, slices = perf_counter(), 0
-        for _ in range(BESIDES):
+        for _ in range(BESIDES[device.type]):
             work, last = call(), slices + most
             while slices < last and not work.is_completed():
                 compute()
                 slices += 1
             work.wait()
         _settle(device)
-        times.append((perf_counter() - begin - slices * alone) / BESIDES - issue)
+        times.append((perf_counter() - begin - slices * alone) / BESIDES[device.type] - issue)
     return median(times)
 
 
