@@ -1,7 +1,7 @@
 """Predicted against measured: what `piper simulate` says of a step after calibration, and what it takes.
 
-On CPUs two pinned ranks train ten strategies of one dense model, and a model with experts. Links are
-measured once; in every round each strategy's tasks run once without communication, which is what the
+On CPUs two pinned ranks train ten strategies of one dense model, and a model with experts. In every
+round links are measured; then each strategy's tasks run without communication, which is what the
 simulator learns of bodies, and then some steps in earnest. With `--gpu` four NCCL ranks share one card,
 with the dense model of 1.1 billion parameters. Prints a table and how well the ranking is predicted;
 with `--write` also into docs/prediction.md.
@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import shared_gpu
 import torch
 from host_cost import RANKS, SIZES, SMALL, pin, traced
@@ -30,9 +29,8 @@ import piper
 from piper.api.job import Job
 from piper.cost.machine_file import save_machine
 from piper.observe.timeline_output import save_timeline
-from piper.sim.simulate import simulate
 from piper.strategies import parallel
-from piper.training.profile import calibrated, linked, profile
+from piper.training.profile import Profile, calibrated, linked, profile
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -102,28 +100,23 @@ def gpu_cases(options: Any) -> dict[str, Case]:
     return {name: (make(), batch) for name, make in chosen(makers, options)}
 
 
-def measure(
-    name: str, case: Case, pool: piper.LocalPool, machine: Any, options: Any
-) -> dict[str, Any]:
+def measure(name: str, case: Case, pool: piper.LocalPool, machine: Any, options: Any) -> Profile:
+    """One round of a case."""
     job, batch = case
-    rounds = []
-    for _ in range(options.rounds):
-        known = calibrated(job, batch, pool, steps=options.steps, machine=machine)
-        rounds.append(profile(job, batch, launch=pool, steps=options.steps, machine=known))
-    bodies = {
-        body: statistics.median(each.machine.bodies[body] for each in rounds)
-        for body in rounds[0].machine.bodies
-    }
-    # One prediction from all rounds, beside those of single ones.
-    known = msgspec.structs.replace(rounds[-1].machine, bodies=bodies)
+    known = calibrated(job, batch, pool, steps=options.steps, machine=machine)
+    found = profile(job, batch, launch=pool, steps=options.steps, machine=known)
     if options.keep:
         kept = Path(options.keep) / re.sub(r"\W+", "_", name)
         save_machine(known, f"{kept}.machine.json")
-        save_timeline(rounds[-1].measured, f"{kept}.timeline")
+        save_timeline(found.measured, f"{kept}.timeline")
         job.save(f"{kept}.plan")
+    return found
+
+
+def summed_up(rounds: list[Profile]) -> dict[str, Any]:
     return {
-        "predicted": simulate(job.plan, known, steps=2).step_seconds[-1],
-        "measured": statistics.median(s for r in rounds for s in r.measured.step_seconds),
+        "predicted": statistics.median(each.predicted_seconds for each in rounds),
+        "measured": statistics.median(each.measured_seconds for each in rounds),
         "errors": sorted(each.error for each in rounds),
         "furthest": rounds[-1].kinds[0],
     }
@@ -178,9 +171,14 @@ def main() -> None:
     with piper.LocalPool(num, device=device, **shared) as pool:
         if device == "cpu":
             pin(pool)
-        machine = linked(pool, *(job.plan for job, _ in cases.values()))
-        for name, case in cases.items():
-            found[name] = measure(name, case, pool, machine, options)
+        rounds: dict[str, list[Profile]] = {name: [] for name in cases}
+        for _ in range(options.rounds):
+            machine = linked(pool, *(job.plan for job, _ in cases.values()))
+            for name, case in cases.items():
+                rounds[name].append(measure(name, case, pool, machine, options))
+                print(f"  {name}: {rounds[name][-1].error:+.1%}", file=sys.stderr, flush=True)
+        for name in cases:
+            found[name] = summed_up(rounds[name])
             lines.append(row(name, found[name]))
             print(lines[-1], flush=True)
     ranked = [each for name, each in found.items() if name != EXPERTS]

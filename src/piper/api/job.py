@@ -26,7 +26,6 @@ from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.torch_optimizers import check_param_groups
-from piper.sim.calibration import communication_times
 from piper.stored.folders import found_in
 from piper.stored.resumable import check_resumable, options_of
 from piper.stored.stored_pieces import StoredState
@@ -254,14 +253,11 @@ class Job:
         *,
         steps: int = 5,
         compile: bool = False,
-        foreseen: Timeline | None = None,
     ) -> Timeline:
-        """The times of all tasks where no bytes move: ranks run them side by side, and communication
-        takes no time, or as long as it is `foreseen` (by `simulate`), so that as much goes on at once
-        as will. What the simulator knows of bodies comes from here; nothing is trained."""
+        """The times of all tasks without communication: ranks run them side by side, and nobody waits.
+        What the simulator knows of bodies comes from here; nothing is trained."""
         pool = pool_of(launcher, self.plan, {})
-        lasts = communication_times(self.plan, foreseen) if foreseen else ()
-        workers = PoolRun(self.plan, self.bodies, pool, compile=compile, rehearses=lasts)
+        workers = PoolRun(self.plan, self.bodies, pool, compile=compile, rehearses=True)
         with Run(self.plan, workers, ShapedPlans(self, 1)) as run:
             run.step(batch)
             recording = run.record(steps)

@@ -1,6 +1,6 @@
 """Calibration: what a machine was measured to take in, the Machine that the simulator goes by out.
 
-A rehearsal is a plan whose tasks ran on its ranks, where no bytes moved: every body and every other
+A rehearsal is a plan whose tasks ran on its ranks without communication: every body and every other
 task has its time there, beside the same neighbours as in a real run.
 """
 
@@ -74,21 +74,3 @@ def with_rehearsal(machine: Machine, plan: Plan, rehearsal: Timeline) -> Machine
         between=max(0.0, median(between)) if between else machine.between,
         source=f"calibrated, from {machine.name}",
     )
-
-
-def communication_times(plan: Plan, timeline: Timeline) -> list[dict[str, float]]:
-    """By class of ranks and name of task, how long each communication goes on in the last step, from
-    this rank's coming: as of the class's first rank."""
-    tracks = {track.ranks[0]: track for track in timeline.tracks}
-    found = []
-    for each in plan.classes:
-        track = tracks[next(plan.mesh.ranks(each.slice))]
-        first = track.begins[-1]
-        found.append(
-            {
-                task.name: track.end[first + index] - track.start[first + index]
-                for index, task in enumerate(each.tasks)
-                if isinstance(task, Comm)
-            }
-        )
-    return found

@@ -100,12 +100,8 @@ def calibrated(
 ) -> Machine:
     """The pool's machine: its links, unless a `machine` has them, and the bodies of a job."""
     known = machine or linked(pool, job.plan)
-    foreseen = None
-    for _ in range(2):  # first without communication, then beside what it will be like
-        rehearsal = job.rehearse(batch, pool, steps=steps, compile=compile, foreseen=foreseen)
-        found = with_rehearsal(known, job.plan, rehearsal)
-        foreseen = simulate(job.plan, found, steps=2)
-    return found
+    rehearsal = job.rehearse(batch, pool, steps=steps, compile=compile)
+    return with_rehearsal(known, job.plan, rehearsal)
 
 
 def linked(pool: Pool, *plans: Plan) -> Machine:

@@ -34,8 +34,7 @@ Ranks = Sequence[int] | None  # those that a failure has left; None while there 
 
 class PoolRun:
     """A plan on a pool, which is closed with the run if it was made for it. One that `rehearses` runs
-    all tasks but moves no bytes: its numbers mean nothing, its times do. Communication then lasts no
-    time, or the seconds given by class of ranks and name of task."""
+    all tasks but moves no bytes: its numbers mean nothing, its times do."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class PoolRun:
         stored: StoredState | None = None,
         memory: Mapping[str, Tensor] | None = None,
         compile: bool = False,
-        rehearses: Sequence[Mapping[str, float]] | None = None,
+        rehearses: bool = False,
     ) -> None:
         self.own_pool = callable(pool)
         self.pool: Pool = pool() if callable(pool) else pool

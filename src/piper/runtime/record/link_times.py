@@ -4,7 +4,9 @@ it takes away from computation meanwhile. All ranks measure together."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from statistics import median
@@ -24,17 +26,15 @@ SIZES = {
     "cuda": (4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20),
 }
 ROUNDS = 12
-BESIDE = {"cpu": 1 << 20, "cuda": 64 << 20}  # bytes of communication that is put beside computation
-BESIDES = {"cpu": 8, "cuda": 1}  # of them, one after the other
+BEFORE = 10  # slices of computation, before communication that is timed
+BESIDE = {"cpu": 4 << 20, "cuda": 64 << 20}  # bytes of communication that is put beside computation
 ABREAST = 8 << 20  # bytes of each of two communications at once
-SLICES = 20
-BEFORE = 10  # slices of computation
-SLICE = {"cpu": 192, "cuda": 1024}  # rows of the matrices whose products are computed beside it
-LONGEST = 3  # times what it takes alone, that communication may take beside computation
+SLICE = {"cpu": (192, torch.float32), "cuda": (2048, torch.bfloat16)}  # a product of such matrices
+LONGER = 2  # times what communication takes alone, that computation beside it takes
 MOST = 0.95  # of a device, that communication may take
 
-
 Groups = Sequence[Sequence[int]]  # that do not overlap, and have the same size
+Call = Callable[[bool], Any]  # starts a communication, and with True leaves it under way
 
 
 def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTimes:
@@ -45,44 +45,63 @@ def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTim
     hosts: list[Any] = [None] * num
     dist.all_gather_object(hosts, socket.gethostname())
     found: list[ExchangeTime] = []
-    near = [r for r in range(1, num) if hosts[r] == hosts[0]][:1]
-    far = [r for r in range(1, num) if hosts[r] != hosts[0]][:1]
-    for peer in (*near, *far):
-        pair = _group((0, peer), device)
-        for nbytes in SIZES[device.type]:
-            seconds = _message(nbytes, rank, peer, pair, device)
-            found.append(ExchangeTime("send", 2, peer in far, nbytes, seconds))
-        _end(pair)
     shares: dict[str, float] = {}
-    lanes, issue = 1.0, _issue(device)
+    for across in (False, True):
+        pairs = _pairs(hosts, across=across)
+        if not pairs:
+            continue
+        with _member_of(pairs, device) as group:
+            takes_part = rank in sum(pairs, ())
+            for nbytes in SIZES[device.type]:
+                call = _there_and_back(nbytes, pairs, group, device)
+                seconds = _often(call, pairs, device, takes_part=takes_part) / 2
+                found.append(ExchangeTime("send", 2, across, nbytes, seconds))
+            if "send" not in shares:
+                call = _there_and_back(BESIDE[device.type], pairs, group, device)
+                shares["send"] = _share(call, device, takes_part=takes_part)
+    lanes = 0.0
     for groups in sorted(partitions, key=lambda groups: -len(groups[0])):
-        made = [_group(ranks, device) for ranks in groups]
-        (mine,) = (group for group, ranks in zip(made, groups, strict=True) if rank in ranks)
         size = len(groups[0])
         across = any(len({hosts[r] for r in ranks}) > 1 for ranks in groups)
-        for nbytes in SIZES[device.type]:
-            for kind, call in _collectives(nbytes, mine, device).items():
-                carried = communication(kind).carries(_brought(kind, nbytes, size), size)
-                seconds = _often(partial(call, False), rank in groups[0], len(groups), device)
-                found.append(ExchangeTime(kind, size, across, carried, seconds))
-        if not shares:
-            shares, lanes = _shares(mine, device, issue), _lanes(mine, groups, device)
-        for group in made:
-            _end(group)
-    per_node = hosts.count(hosts[0]) if far else None
-    return LinkTimes(tuple(found), shares, issue, lanes, per_node)
+        with _member_of(groups, device) as group:
+            for nbytes in SIZES[device.type]:
+                for kind, call in _collectives(nbytes, group, device).items():
+                    carried = communication(kind).carries(_brought(kind, nbytes, size), size)
+                    seconds = _often(call, groups, device)
+                    found.append(ExchangeTime(kind, size, across, carried, seconds))
+            if not lanes:
+                calls = _collectives(BESIDE[device.type], group, device)
+                shares |= {kind: _share(call, device) for kind, call in calls.items()}
+                lanes = _lanes(group, groups, device)
+    per_node = hosts.count(hosts[0]) if len(set(hosts)) > 1 else None
+    return LinkTimes(tuple(found), shares, _issue(device), lanes or 1.0, per_node)
 
 
-def _group(ranks: Sequence[int], device: torch.device) -> Any:
-    """Of the kind that plans use; all ranks make all groups."""
-    group = dist.new_group(list(ranks), backend="nccl" if device.type == "cuda" else "gloo")
-    if device.type == "cuda" and dist.get_rank() in ranks:
-        dist.all_reduce(torch.zeros(1, device=device), group=group)  # connects them
-    return group
+def _pairs(hosts: Sequence[str], *, across: bool) -> list[tuple[int, ...]]:
+    """Of ranks on one host or on two, none of them twice."""
+    free = list(range(len(hosts)))
+    pairs: list[tuple[int, ...]] = []
+    while free:
+        one = free.pop(0)
+        other = next((r for r in free if (hosts[r] != hosts[one]) == across), None)
+        if other is not None:
+            free.remove(other)
+            pairs.append((one, other))
+    return pairs
 
 
-def _end(group: Any) -> None:
-    if group != dist.GroupMember.NON_GROUP_MEMBER:
+@contextmanager
+def _member_of(groups: Groups, device: torch.device) -> Iterator[Any]:
+    """The process group of this rank, of the kind that plans use, or None; all ranks make all groups."""
+    made = []
+    for ranks in groups:
+        group = dist.new_group(list(ranks), backend="nccl" if device.type == "cuda" else "gloo")
+        if dist.get_rank() in ranks:
+            made.append(group)
+            if device.type == "cuda":
+                dist.all_reduce(torch.zeros(1, device=device), group=group)  # connects them
+    yield made[0] if made else None
+    for group in made:
         dist.destroy_process_group(group)
 
 
@@ -91,8 +110,40 @@ def _brought(kind: str, nbytes: int, num: int) -> int:
     return nbytes // num if communication(kind).gathers else nbytes
 
 
-def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Callable[[bool], Any]]:
-    """Each starts one, and with True leaves it under way."""
+def _there_and_back(nbytes: int, pairs: Groups, group: Any, device: torch.device) -> Call:
+    """Two messages of a pair. On a GPU a message is a broadcast of two ranks, as in a plan."""
+    tensor = torch.zeros(nbytes // 4, device=device)
+    rank = dist.get_rank()
+    pair = next((pair for pair in pairs if rank in pair), (rank, rank))
+
+    def message(sender: int, receiver: int) -> Any:
+        if device.type == "cuda":
+            return dist.broadcast(tensor, sender, group=group, async_op=True)
+        if rank == sender:
+            return dist.isend(tensor, receiver)
+        return dist.irecv(tensor, sender)
+
+    def call(beside: bool) -> Any:
+        works = []
+        for sender, receiver in (pair, pair[::-1]):
+            works.append(message(sender, receiver))
+            if not beside:
+                works.pop().wait()
+        return _Works(works)
+
+    return call
+
+
+@dataclass(frozen=True)
+class _Works:
+    works: list[Any]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Call]:
     num = dist.get_world_size(group)
     size = nbytes // 4 // num * num
     whole = torch.zeros(size, device=device)
@@ -105,19 +156,20 @@ def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Cal
         "all_to_all": partial(dist.all_to_all_single, other, whole),
     }
 
-    def starting(call: Callable[..., Any]) -> Callable[[bool], Any]:
+    def starting(call: Callable[..., Any]) -> Call:
         return lambda beside: call(group=group, async_op=beside)
 
     return {kind: starting(call) for kind, call in calls.items()}
 
 
-def _often(call: Callable[[], Any], first: bool, groups: int, device: torch.device) -> float:
+def _often(call: Call, groups: Groups, device: torch.device, *, takes_part: bool = True) -> float:
     """Of groups that sometimes all communicate at once and sometimes do not: half way between what it
     takes all of them and the first one alone."""
-    together = _timed(call, device)
-    if groups == 1:
+    together = _timed(partial(call, False), device, takes_part=takes_part)
+    if len(groups) == 1:
         return together
-    return (together + _timed(call, device, takes_part=first)) / 2
+    first = dist.get_rank() in groups[0]
+    return (together + _timed(partial(call, False), device, takes_part=first)) / 2
 
 
 def _timed(call: Callable[[], Any], device: torch.device, *, takes_part: bool = True) -> float:
@@ -136,35 +188,19 @@ def _timed(call: Callable[[], Any], device: torch.device, *, takes_part: bool = 
 def _after(compute: Callable[[], Any], call: Callable[[], Any], device: torch.device) -> float:
     """Seconds of a call behind some computation. A device is not done with that while the host starts
     the call."""
-    if device.type == "cuda":
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(BEFORE):
-            compute()
-        first.record()
+    if device.type == "cpu":
+        _sliced(compute, BEFORE, device)
+        begin = perf_counter()
         call()
-        last.record()
-        torch.cuda.synchronize(device)
-        return float(first.elapsed_time(last)) / 1e3
-    _sliced(compute, BEFORE, device)
-    begin = perf_counter()
+        return perf_counter() - begin
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(BEFORE):
+        compute()
+    first.record()
     call()
-    return perf_counter() - begin
-
-
-def _message(nbytes: int, rank: int, peer: int, group: Any, device: torch.device) -> float:
-    """Half the time there and back. On a GPU a message is a broadcast of two ranks, as in a plan."""
-    tensor = torch.zeros(nbytes // 4, device=device)
-
-    def there_and_back() -> None:
-        for sender in (0, peer):
-            if device.type == "cuda":
-                dist.broadcast(tensor, sender, group=group)
-            elif rank == sender:
-                dist.send(tensor, peer - rank)  # the other one
-            else:
-                dist.recv(tensor, sender)
-
-    return _timed(there_and_back, device, takes_part=rank in (0, peer)) / 2
+    last.record()
+    torch.cuda.synchronize(device)
+    return float(first.elapsed_time(last)) / 1e3
 
 
 def _issue(device: torch.device) -> float:
@@ -184,67 +220,47 @@ def _issue(device: torch.device) -> float:
     return median(times)
 
 
-def _shares(group: Any, device: torch.device, issue: float) -> dict[str, float]:
-    """What each kind takes of the device from computation that goes on beside it: the seconds that it
-    costs there, of those that it takes alone."""
+def _share(call: Call, device: torch.device, *, takes_part: bool = True) -> float:
+    """What communication takes of the device from computation that goes on beside it: the seconds that
+    it costs there, of those that it takes alone. All ranks compute; all get the same."""
+    alone = _timed(partial(call, False), device, takes_part=takes_part)
     compute = _slice(device)
-    shares = {}
-    for kind, call in _collectives(BESIDE[device.type], group, device).items():
-        alone = _timed(partial(call, False), device)
-        cost = _cost_beside(partial(call, True), compute, device, issue, LONGEST * alone)
-        shares[kind] = cost / alone
+    num = max(int(LONGER * alone / (_sliced(compute, 2 * BEFORE, device) / (2 * BEFORE))), 1)
+    costs = []
+    for _ in range(ROUNDS):
+        dist.barrier()
+        without = _sliced(compute, num, device)
+        dist.barrier()
+        begin = perf_counter()
+        work = call(True) if takes_part else None
+        _sliced(compute, num, device)
+        costs.append(perf_counter() - begin - without)
+        if work is not None:
+            work.wait()
+        _settle(device)
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, list(shares.values()))
-    means = [sum(column) / len(every) for column in zip(*every, strict=True)]
-    kept = {kind: min(max(mean, 0.0), MOST) for kind, mean in zip(shares, means, strict=True)}
-    return kept | {"send": kept["all_to_all"] / 2}  # which sends and receives
+    dist.all_gather_object(every, median(costs) / alone if takes_part else None)
+    found = [each for each in every if each is not None]
+    return min(max(sum(found) / len(found), 0.0), MOST)
 
 
 def _lanes(group: Any, groups: Groups, device: torch.device) -> float:
     """How many exchanges at once are as fast as one alone, as two of them show."""
-    others = [_group(ranks, device) for ranks in groups]
-    (other,) = (each for each in others if each != dist.GroupMember.NON_GROUP_MEMBER)
-    calls = [_collectives(ABREAST, each, device)["all_reduce"] for each in (group, other)]
+    with _member_of(groups, device) as other:
+        calls = [_collectives(ABREAST, each, device)["all_reduce"] for each in (group, other)]
 
-    def both() -> None:
-        for work in [call(True) for call in calls]:
-            work.wait()
+        def both() -> None:
+            for work in [call(True) for call in calls]:
+                work.wait()
 
-    alone, together = _timed(partial(calls[0], False), device), _timed(both, device)
-    for each in others:
-        _end(each)
+        alone, together = _timed(partial(calls[0], False), device), _timed(both, device)
     return min(max(2 * alone / together, 1.0), 2.0)
 
 
 def _slice(device: torch.device) -> Callable[[], Tensor]:
-    a = torch.randn(SLICE[device.type], SLICE[device.type], device=device)
+    size, dtype = SLICE[device.type]
+    a = torch.randn(size, size, device=device, dtype=dtype)
     return lambda: a @ a
-
-
-def _cost_beside(
-    call: Callable[[], Any],
-    compute: Callable[[], Tensor],
-    device: torch.device,
-    issue: float,
-    longest: float,
-) -> float:
-    """Seconds that computation loses to one communication. Gloo does not say when a reduce_scatter is
-    over: it is not awaited for `longest`."""
-    times = []
-    for _ in range(ROUNDS):
-        alone = _sliced(compute, SLICES, device) / SLICES
-        most = max(int(longest / alone), 1)
-        dist.barrier()
-        begin, slices = perf_counter(), 0
-        for _ in range(BESIDES[device.type]):
-            work, last = call(), slices + most
-            while slices < last and not work.is_completed():
-                compute()
-                slices += 1
-            work.wait()
-        _settle(device)
-        times.append((perf_counter() - begin - slices * alone) / BESIDES[device.type] - issue)
-    return median(times)
 
 
 def _sliced(compute: Callable[[], Tensor], times: int, device: torch.device) -> float:
@@ -257,5 +273,6 @@ def _sliced(compute: Callable[[], Tensor], times: int, device: torch.device) -> 
 
 
 def _settle(device: torch.device) -> None:
+    """Until the current stream is through."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
