@@ -1,8 +1,8 @@
 """Predicted against measured: what `piper simulate` says of a step after calibration, and what it takes.
 
 On CPUs two pinned ranks train ten strategies of one dense model, and a model with experts. In every
-round links are measured; then each strategy's tasks run without communication, which is what the
-simulator learns of bodies, and then some steps in earnest. With `--gpu` four NCCL ranks share one card,
+round there is one calibration, of links and of all strategies' tasks without communication; then each
+strategy runs some steps in earnest, and is held to what is predicted. With `--gpu` four NCCL ranks share one card,
 with the dense model of 1.1 billion parameters. Prints a table and how well the ranking is predicted;
 with `--write` also into docs/prediction.md.
 """
@@ -30,7 +30,7 @@ from piper.api.job import Job
 from piper.cost.machine_file import save_machine
 from piper.observe.timeline_output import save_timeline
 from piper.strategies import parallel
-from piper.training.profile import Profile, calibrated, linked, profile
+from piper.training.profile import Profile, calibrated, profile
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -103,11 +103,10 @@ def gpu_cases(options: Any) -> dict[str, Case]:
 def measure(name: str, case: Case, pool: piper.LocalPool, machine: Any, options: Any) -> Profile:
     """One round of a case."""
     job, batch = case
-    known = calibrated(job, batch, pool, steps=options.steps, machine=machine)
-    found = profile(job, batch, launch=pool, steps=options.steps, machine=known)
+    found = profile(job, batch, launch=pool, steps=options.steps, machine=machine)
     if options.keep:
         kept = Path(options.keep) / re.sub(r"\W+", "_", name)
-        save_machine(known, f"{kept}.machine.json")
+        save_machine(machine, f"{kept}.machine.json")
         save_timeline(found.measured, f"{kept}.timeline")
         job.save(f"{kept}.plan")
     return found
@@ -173,7 +172,7 @@ def main() -> None:
             pin(pool)
         rounds: dict[str, list[Profile]] = {name: [] for name in cases}
         for _ in range(options.rounds):
-            machine = linked(pool, *(job.plan for job, _ in cases.values()))
+            machine = calibrated(pool, *cases.values(), steps=options.steps)
             for name, case in cases.items():
                 rounds[name].append(measure(name, case, pool, machine, options))
                 print(f"  {name}: {rounds[name][-1].error:+.1%}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from piper.insight.causes import Causes
 from piper.insight.predictions import IDLE, KindTime, _clipped, by_kind
 from piper.insight.use_of_time import union
 from piper.observe.timeline import Timeline
-from piper.sim.calibration import with_links, with_rehearsal
+from piper.sim.calibration import with_links, with_rehearsals
 from piper.sim.disturbances import SlowBody, SlowLink, SlowRank
 from piper.sim.simulate import simulate
 from tests.null.test_insight import _machine
@@ -113,7 +113,7 @@ def test_a_calibration_gives_what_was_measured() -> None:
     plan = layers_plan(4, 8, pp=2, dp=2, schedule="zbv")
     truth = _machine(host_computes=True, between=1e-3, exchange=0.0, node=Link(0.0, 1e15))
     rehearsal = simulate(plan, truth, steps=3, by_rank=True)
-    known = with_rehearsal(machine("cpu"), plan, rehearsal)
+    known = with_rehearsals(machine("cpu"), (plan, rehearsal))
     assert known.between == pytest.approx(1e-3)
     known = msgspec.structs.replace(known, exchange=0.0, node=truth.node, launch=1.0)
     again = simulate(plan, known, steps=2)

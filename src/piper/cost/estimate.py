@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from piper.cost.machine import Link, Machine
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
-from piper.ir.nodes import Comm, Node
+from piper.ir.nodes import Accumulate, Comm, Node
+from piper.ir.tensor_type import TensorType, dtype_bytes
 from piper.mesh import Group
 
 _LINK = Link(10e-6, 50e9, rounds=False)
@@ -55,6 +56,9 @@ class NodeSeconds:
             nbytes += type.nbytes
             if type.nbytes > most:
                 most, dtype = type.nbytes, type.dtype
+        if isinstance(node, Accumulate):
+            terms, sums = ([values[n].type for n in ends] for ends in (node.inputs, node.outputs))
+            nbytes = added_bytes(terms, sums)
         body = getattr(node, "body", "")
         flops = self.flops.get(body, 0.0)
         return self.machine.work_seconds(
@@ -69,6 +73,15 @@ class NodeSeconds:
             first = next(iter(mesh.ranks(group.slices[0])))
             known = self._ranks[group] = group.ranks(mesh, first)
         return known
+
+
+def added_bytes(terms: Sequence[TensorType], sums: Sequence[TensorType]) -> int:
+    """Of terms, and of the parts of their sums, or of one, where they lie; without terms, of the sum."""
+    if not terms:
+        return sums[0].nbytes
+    into = sums if len(sums) == len(terms) else [sums[0]] * len(terms)
+    pairs = zip(terms, into, strict=True)
+    return sum(term.nbytes + term.size * dtype_bytes(total.dtype) for term, total in pairs)
 
 
 def task_kind(node: Node) -> str:

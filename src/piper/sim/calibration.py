@@ -7,13 +7,14 @@ task has its time there, beside the same neighbours as in a real run.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from statistics import median
 
 import msgspec
 
 from piper.check.parties import compressed
 from piper.cost.exchange_times import LinkTimes, curves, fitted, usual
-from piper.cost.machine import Link, Machine
+from piper.cost.machine import Linear, Link, Machine
 from piper.observe.timeline import Timeline
 from piper.plan.tasks import Calling, Comm
 from piper.plan.types import Plan
@@ -41,36 +42,53 @@ def with_links(machine: Machine, times: LinkTimes) -> Machine:
     return msgspec.structs.replace(machine, **changes)
 
 
-def with_rehearsal(machine: Machine, plan: Plan, rehearsal: Timeline) -> Machine:
-    """The machine with the bodies of a plan, and its other kinds of tasks, as they were measured."""
-    bodies: dict[str, list[float]] = defaultdict(list)
-    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    parties = {party.slice: party for party in compressed(plan).parties}
-    for track in rehearsal.tracks:
-        at = plan.mesh.coordinates(track.ranks[0])
-        party = next(
-            party
-            for found, party in parties.items()
-            if all(at[axis] == index for axis, index in found.fixed)
-        )
-        spans: dict[int, list[float]] = defaultdict(list)
-        for index, which in enumerate(track.which):
-            spans[which].append(track.end[index] - track.start[index])
-        for which, seconds in spans.items():
-            task = party.tasks[which]
-            if isinstance(task, Calling):
-                bodies[task.body] += seconds
-            elif not isinstance(task, Comm):
-                points[task.kind].append((touched_bytes(party, task), usual(seconds)))
-    kinds = {kind: fitted(found) for kind, found in points.items()}
-    between = [
-        begin - end
-        for (_, end), (begin, _) in zip(rehearsal.steps, rehearsal.steps[1:], strict=False)
-    ]
+def with_rehearsals(machine: Machine, *rehearsals: tuple[Plan, Timeline]) -> Machine:
+    """The machine with the bodies of plans, and their other kinds of tasks, as they were measured. What
+    several plans have, in whatever company, has one time."""
+    found = _Found()
+    for plan, rehearsal in rehearsals:
+        found.add(plan, rehearsal)
     return msgspec.structs.replace(
         machine,
-        bodies=machine.bodies | {body: usual(found) for body, found in bodies.items()},
-        kinds=machine.kinds | kinds,
-        between=max(0.0, median(between)) if between else machine.between,
+        bodies=machine.bodies | {body: usual(times) for body, times in found.bodies.items()},
+        kinds=machine.kinds | {kind: _line(sizes) for kind, sizes in found.kinds.items()},
+        between=max(0.0, median(found.between)) if found.between else machine.between,
         source=f"calibrated, from {machine.name}",
     )
+
+
+class _Found:
+    """Seconds of bodies, of other kinds of tasks by the bytes that they touch, and between steps."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, list[float]] = defaultdict(list)
+        self.kinds: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self.between: list[float] = []
+
+    def add(self, plan: Plan, rehearsal: Timeline) -> None:
+        parties = {party.slice: party for party in compressed(plan).parties}
+        for track in rehearsal.tracks:
+            at = plan.mesh.coordinates(track.ranks[0])
+            party = next(
+                party
+                for found, party in parties.items()
+                if all(at[axis] == index for axis, index in found.fixed)
+            )
+            sizes = [touched_bytes(party, task) for task in party.tasks]
+            for index, which in enumerate(track.which):
+                task, seconds = party.tasks[which], track.end[index] - track.start[index]
+                if isinstance(task, Calling):
+                    self.bodies[task.body].append(seconds)
+                elif not isinstance(task, Comm):
+                    self.kinds[task.kind][sizes[which]].append(seconds)
+        steps = zip(rehearsal.steps, rehearsal.steps[1:], strict=False)
+        self.between += [begin - end for (_, end), (begin, _) in steps]
+
+
+def _line(sizes: Mapping[float, list[float]]) -> Linear:
+    """Through what tasks of each size took, so that all of them together take as long as they did."""
+    line = fitted([(size, usual(seconds)) for size, seconds in sizes.items()])
+    took = sum(usual(seconds) * len(seconds) for seconds in sizes.values())
+    foreseen = sum(line(size) * len(seconds) for size, seconds in sizes.items())
+    scale = took / foreseen if foreseen else 1.0
+    return Linear(line.fixed * scale, line.per_byte * scale)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from piper.check.parties import Party
+from piper.cost.estimate import added_bytes
 from piper.cost.machine import Exchange, Machine
 from piper.plan.slots import Slot
-from piper.plan.tasks import Calling, Comm, Run, Task
+from piper.plan.tasks import Add, Calling, Comm, Run, Task
 from piper.plan.types import Plan
 
 
@@ -93,7 +94,12 @@ def meetings_of(plan: Plan, chosen: Callable[[Task], bool]) -> frozenset[str]:
 
 
 def touched_bytes(party: Party, task: Task) -> int:
-    """Of the tensors that a task reads and writes, each counted once."""
+    """Of the tensors that a task reads and writes, each counted once; of sums, only where terms lie."""
+    if isinstance(task, Add):
+        terms, sums = (
+            [party.slots[slot].type for slot in ends] for ends in (task.terms, task.sums)
+        )
+        return added_bytes(terms, sums)
     slots = dict.fromkeys((*task.reads, *task.writes))
     return sum(_expected(party.slots[slot]) for slot in slots)
 

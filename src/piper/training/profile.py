@@ -22,7 +22,7 @@ from piper.plan.report.track_memory import fill_memory
 from piper.plan.types import Plan, class_of
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
-from piper.sim.calibration import with_links, with_rehearsal
+from piper.sim.calibration import with_links, with_rehearsals
 from piper.sim.simulate import simulate
 
 WARM = 3  # steps before any is measured
@@ -71,7 +71,7 @@ def profile(
         if callable(found):
             stack.callback(pool.close)
         if machine is None:
-            machine = calibrated(job, batch, pool, steps=steps, **compiles)
+            machine = calibrated(pool, (job, batch), steps=steps, **compiles)
         with job.launch(pool, **compiles) as run:
             for _ in range(WARM):
                 run.step(batch)
@@ -90,18 +90,19 @@ def profile(
 
 
 def calibrated(
-    job: Job,
-    batch: Any,
     pool: Pool,
-    *,
+    *cases: tuple[Job, Any],
     steps: int = 8,
     machine: Machine | None = None,
     compile: bool = False,
 ) -> Machine:
-    """The pool's machine: its links, unless a `machine` has them, and the bodies of a job."""
-    known = machine or linked(pool, job.plan)
-    rehearsal = job.rehearse(batch, pool, steps=steps, compile=compile)
-    return with_rehearsal(known, job.plan, rehearsal)
+    """The pool's machine: its links, unless a `machine` has them, and the bodies of jobs, each given with
+    a batch."""
+    known = machine or linked(pool, *(job.plan for job, _ in cases))
+    rehearsals = [
+        (job.plan, job.rehearse(batch, pool, steps=steps, compile=compile)) for job, batch in cases
+    ]
+    return with_rehearsals(known, *rehearsals)
 
 
 def linked(pool: Pool, *plans: Plan) -> Machine:
