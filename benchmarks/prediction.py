@@ -2,15 +2,14 @@
 
 On CPUs two pinned ranks train ten strategies of one dense model, and a model with experts. In every
 round there is one calibration, of links and of all strategies' tasks without communication; then each
-strategy runs some steps in earnest, and is held to what is predicted. With `--gpu` four NCCL ranks share one card,
-with the dense model of 1.1 billion parameters. Prints a table and how well the ranking is predicted;
-with `--write` also into docs/prediction.md.
+strategy runs some steps in earnest, and is held to what is predicted. With `--gpu` four NCCL ranks share
+one card, with the dense model of 1.1 billion parameters. Prints a table and how well the ranking is
+predicted; with `--write` also into docs/prediction.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import statistics
 import sys
@@ -23,7 +22,7 @@ import shared_gpu
 import torch
 from host_cost import RANKS, SIZES, SMALL, pin, traced
 from torch_variants import num_stages
-from transformer import make_batch
+from transformer import ExpertLayer, Transformer, make_batch, step
 
 import piper
 from piper.api.job import Job
@@ -32,11 +31,9 @@ from piper.observe.timeline_output import save_timeline
 from piper.strategies import parallel
 from piper.training.profile import Profile, calibrated, profile
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
-moe_lm: Any = importlib.import_module("moe_lm")
-DOCS = ROOT / "docs" / "prediction.md"
+DOCS = Path(__file__).parents[1] / "docs" / "prediction.md"
 PIPELINES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev")
+EXPERTS = "experts over 2 ranks, ZeRO-1"
 Case = tuple[Job, Any]  # and its batch
 
 
@@ -61,18 +58,14 @@ def cpu_cases(options: Any) -> dict[str, Case]:
         return traced(sizes, stages).apply(strategy).lower(optimizer=piper.adamw(lr=1e-4))
 
     def experts() -> Job:
-        program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
-        strategy = parallel(dp=RANKS, ep=RANKS, zero=1, microbatches=4)
-        return program.apply(strategy).lower(optimizer=moe_lm.optimizer, clip=1.0)
+        program = piper.trace(lambda: Transformer(sizes, sizes.layers, ExpertLayer), batch, step)
+        strategy = parallel(dp=RANKS, ep=RANKS, zero=1, microbatches=sizes.microbatches // RANKS)
+        return program.apply(strategy).lower(optimizer=piper.adamw(lr=1e-4), clip=1.0)
 
     names = (*PIPELINES, *(f"ZeRO-{level}" for level in range(4)))
     found: dict[str, Callable[[], Job]] = {name: partial(dense, name) for name in names}
     found[EXPERTS] = experts
-    batches = {EXPERTS: moe_lm.batch()}
-    return {name: (make(), batches.get(name, batch)) for name, make in chosen(found, options)}
-
-
-EXPERTS = "experts over 2 ranks, ZeRO-1"
+    return {name: (make(), batch) for name, make in chosen(found, options)}
 
 
 def chosen(

@@ -1,4 +1,5 @@
-"""The dense transformer of the benchmarks: one tagged model, or the stage modules of a pipeline."""
+"""The transformer of the benchmarks: one tagged model, or the stage modules of a pipeline; and one with
+experts."""
 
 from __future__ import annotations
 
@@ -43,23 +44,54 @@ class Layer(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.attended(x)
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+    def attended(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.qkv(self.norm1(x)).chunk(3, -1)
         q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        y = self.norm2(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class ExpertLayer(Layer):
+    """Each token goes to one of `EXPERTS` feed-forwards."""
+
+    EXPERTS = 8
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes)
+        width, hidden, num = sizes.width, sizes.hidden, self.EXPERTS
+        del self.gate, self.up, self.down
+        self.router = nn.Linear(width, num, bias=False)
+        self.up = nn.Parameter(torch.randn(num, width, hidden) * width**-0.5)
+        self.down = nn.Parameter(torch.randn(num, hidden, width) * hidden**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attended(x)
+        tokens = self.norm2(x).flatten(0, 1)
+        weight, expert = self.router(tokens).softmax(-1).max(-1)
+        order = expert.argsort(stable=True)
+        counts = torch.zeros(self.EXPERTS, dtype=torch.int64, device=x.device)
+        counts = counts.scatter_add(0, expert, torch.ones_like(expert))
+        rows = tokens.index_select(0, order)
+        with piper.annotate("EP"):
+            hidden = F.silu(piper.grouped_mm(rows, self.up, counts))
+            rows = piper.grouped_mm(hidden, self.down, counts)
+        back = torch.zeros_like(tokens).index_copy(0, order, rows)
+        return x + (back * weight[:, None]).view(x.shape)
 
 
 class Transformer(nn.Module):
     """Tagged in `num_stages` equal parts; its parameters have the same names for any number."""
 
-    def __init__(self, sizes: Sizes, num_stages: int) -> None:
+    def __init__(self, sizes: Sizes, num_stages: int, layer: type[Layer] = Layer) -> None:
         super().__init__()
         self.num_stages = num_stages
         self.embed = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.layers = nn.ModuleList(layer(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(sizes.width)
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         self.to(getattr(torch, sizes.dtype))

@@ -96,8 +96,8 @@ def calibrated(
     machine: Machine | None = None,
     compile: bool = False,
 ) -> Machine:
-    """The pool's machine: its links, unless a `machine` has them, and the bodies of jobs, each given with
-    a batch."""
+    """The pool's machine: its links, unless a `machine` has them, and the bodies of jobs, each of which
+    comes with a batch."""
     known = machine or linked(pool, *(job.plan for job, _ in cases))
     rehearsals = [
         (job.plan, job.rehearse(batch, pool, steps=steps, compile=compile)) for job, batch in cases
