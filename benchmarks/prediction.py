@@ -1,10 +1,10 @@
 """Predicted against measured: what `piper simulate` says of a step after calibration, and what it takes.
 
 On CPUs two pinned ranks train ten strategies of one dense model, and a model with experts. In every
-round there is one calibration, of links and of all strategies' tasks without communication; then each
-strategy runs some steps in earnest, and is held to what is predicted. With `--gpu` four NCCL ranks share
-one card, with the dense model of 1.1 billion parameters. Prints a table and how well the ranking is
-predicted; with `--write` also into docs/prediction.md.
+round links are measured, and each strategy runs some steps without communication and some in earnest;
+one calibration, of all rounds, predicts all strategies. With `--gpu` four NCCL ranks share one card,
+with the dense model of 1.1 billion parameters. Prints a table and how well the ranking is predicted;
+with `--write` also into docs/prediction.md.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import re
 import statistics
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import shared_gpu
 import torch
 from host_cost import RANKS, SIZES, SMALL, pin, traced
@@ -26,10 +26,13 @@ from transformer import ExpertLayer, Transformer, make_batch, step
 
 import piper
 from piper.api.job import Job
+from piper.cost.machine import Curve, Machine
 from piper.cost.machine_file import save_machine
+from piper.observe.timeline import Timeline
 from piper.observe.timeline_output import save_timeline
+from piper.sim.calibration import with_rehearsals
 from piper.strategies import parallel
-from piper.training.profile import Profile, calibrated, profile
+from piper.training.profile import compared, linked, recorded
 
 DOCS = Path(__file__).parents[1] / "docs" / "prediction.md"
 PIPELINES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zbv", "dualpipev")
@@ -93,25 +96,53 @@ def gpu_cases(options: Any) -> dict[str, Case]:
     return {name: (make(), batch) for name, make in chosen(makers, options)}
 
 
-def measure(name: str, case: Case, pool: piper.LocalPool, machine: Any, options: Any) -> Profile:
-    """One round of a case."""
-    job, batch = case
-    found = profile(job, batch, launch=pool, steps=options.steps, machine=machine)
-    if options.keep:
-        kept = Path(options.keep) / re.sub(r"\W+", "_", name)
-        save_machine(machine, f"{kept}.machine.json")
-        save_timeline(found.measured, f"{kept}.timeline")
-        job.save(f"{kept}.plan")
-    return found
+class Round:
+    """Of one calibration of links, all strategies without communication, and then in earnest."""
+
+    def __init__(self, cases: dict[str, Case], pool: piper.LocalPool, options: Any) -> None:
+        self.links = linked(pool, *(job.plan for job, _ in cases.values()))
+        self.rehearsals, self.measured = {}, {}
+        for name, (job, batch) in cases.items():
+            self.rehearsals[name] = job.plan, job.rehearse(batch, pool, steps=options.steps)
+            self.measured[name] = recorded(job, batch, pool, steps=options.steps)
+        self.machine = with_rehearsals(self.links, *self.rehearsals.values())
 
 
-def summed_up(rounds: list[Profile]) -> dict[str, Any]:
-    return {
-        "predicted": statistics.median(each.predicted_seconds for each in rounds),
-        "measured": statistics.median(each.measured_seconds for each in rounds),
-        "errors": sorted(each.error for each in rounds),
-        "furthest": rounds[-1].kinds[0],
+def mean_links(machines: list[Machine]) -> Machine:
+    """The first with the mean of all times and shares of communication."""
+    first = machines[0]
+    exchanges = {}
+    for kind in first.exchanges:
+        curves = [machine.exchanges[kind] for machine in machines]
+        points = [
+            (each[0][0], statistics.fmean(seconds for _, seconds in each))
+            for each in zip(*(curve.points for curve in curves), strict=True)
+        ]
+        exchanges[kind] = Curve(points, statistics.fmean(curve.share for curve in curves))
+    means = {
+        name: statistics.fmean(getattr(machine, name) for machine in machines)
+        for name in ("exchange", "lanes")
     }
+    return msgspec.structs.replace(first, exchanges=exchanges, **means)
+
+
+def summed_up(name: str, job: Job, rounds: list[Round], machine: Machine) -> dict[str, Any]:
+    every = [compared(job, each.measured[name], each.machine) for each in rounds]
+    last = compared(job, rounds[-1].measured[name], machine)
+    steps = [seconds for each in rounds for seconds in each.measured[name].step_seconds]
+    return {
+        "predicted": last.predicted_seconds,
+        "measured": statistics.median(steps),
+        "errors": sorted(each.error for each in every),
+        "furthest": last.kinds[0],
+    }
+
+
+def keep(folder: str, name: str, job: Job, measured: Timeline, machine: Machine) -> None:
+    kept = Path(folder) / re.sub(r"\W+", "_", name)
+    save_machine(machine, f"{kept}.machine.json")
+    save_timeline(measured, f"{kept}.timeline")
+    job.save(f"{kept}.plan")
 
 
 def ranks_of(values: list[float]) -> list[int]:
@@ -163,16 +194,15 @@ def main() -> None:
     with piper.LocalPool(num, device=device, **shared) as pool:
         if device == "cpu":
             pin(pool)
-        rounds: dict[str, list[Profile]] = {name: [] for name in cases}
-        for _ in range(options.rounds):
-            machine = calibrated(pool, *cases.values(), steps=options.steps)
-            for name, case in cases.items():
-                rounds[name].append(measure(name, case, pool, machine, options))
-                print(f"  {name}: {rounds[name][-1].error:+.1%}", file=sys.stderr, flush=True)
-        for name in cases:
-            found[name] = summed_up(rounds[name])
-            lines.append(row(name, found[name]))
-            print(lines[-1], flush=True)
+        rounds = [Round(cases, pool, options) for _ in range(options.rounds)]
+    every = [rehearsal for each in rounds for rehearsal in each.rehearsals.values()]
+    machine = with_rehearsals(mean_links([each.links for each in rounds]), *every)
+    for name, (job, _) in cases.items():
+        found[name] = summed_up(name, job, rounds, machine)
+        lines.append(row(name, found[name]))
+        print(lines[-1], flush=True)
+        if options.keep:
+            keep(options.keep, name, job, rounds[-1].measured[name], machine)
     ranked = [each for name, each in found.items() if name != EXPERTS]
     if len(ranked) > 2:
         lines += [

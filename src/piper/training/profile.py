@@ -72,13 +72,25 @@ def profile(
             stack.callback(pool.close)
         if machine is None:
             machine = calibrated(pool, (job, batch), steps=steps, **compiles)
-        with job.launch(pool, **compiles) as run:
-            for _ in range(WARM):
-                run.step(batch)
-            recording = run.record(steps)
-            for _ in range(steps):
-                run.step(batch)
-    measured = recording.timeline
+        measured = recorded(job, batch, pool, steps=steps, **compiles)
+    return compared(job, measured, machine)
+
+
+def recorded(
+    job: Job, batch: Any, pool: Pool, *, steps: int = 8, compile: bool = False
+) -> Timeline:
+    """Some steps on a batch, after a few that are not recorded."""
+    with job.launch(pool, compile=compile) as run:
+        for _ in range(WARM):
+            run.step(batch)
+        recording = run.record(steps)
+        for _ in range(steps):
+            run.step(batch)
+    return recording.timeline
+
+
+def compared(job: Job, measured: Timeline, machine: Machine) -> Profile:
+    """Recorded steps and what is predicted for them."""
     predicted = simulate(job.plan, machine, steps=2)
     for track in predicted.tracks:
         fill_memory(job.plan, class_of(job.plan, track.ranks[0]), track)
