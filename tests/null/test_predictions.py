@@ -6,17 +6,13 @@ import random
 from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
-from piper.cost.exchange_times import ExchangeTime, LinkTimes
 from piper.cost.machine import Link
-from piper.cost.presets import machine
 from piper.insight.causes import Causes
 from piper.insight.predictions import IDLE, KindTime, _clipped, by_kind
 from piper.insight.use_of_time import union
 from piper.observe.timeline import Timeline
-from piper.sim.calibration import with_links, with_rehearsals
 from piper.sim.disturbances import SlowBody, SlowLink, SlowRank
 from piper.sim.simulate import simulate
 from tests.null.test_insight import _machine
@@ -106,35 +102,3 @@ def test_bodies_of_many_small_kernels_are_launch_bound() -> None:
                 track.issued[index] = span.end
     kinds = _held(plan, measured, simulate(plan, known))
     assert kinds["F"].reason.startswith("launch-bound: 100%")
-
-
-def test_a_calibration_gives_what_was_measured() -> None:
-    """A machine whose tasks took so long without communication predicts them so."""
-    plan = layers_plan(4, 8, pp=2, dp=2, schedule="zbv")
-    truth = _machine(host_computes=True, between=1e-3, exchange=0.0, node=Link(0.0, 1e15))
-    rehearsal = simulate(plan, truth, steps=3, by_rank=True)
-    known = with_rehearsals(machine("cpu"), (plan, rehearsal))
-    assert known.between == pytest.approx(1e-3)
-    known = msgspec.structs.replace(known, exchange=0.0, node=truth.node, launch=1.0)
-    again = simulate(plan, known, steps=2)
-    assert again.step_seconds[1] == pytest.approx(rehearsal.step_seconds[1], rel=0.01)
-
-
-def test_links_become_lines_by_kind() -> None:
-    def all_reduce(carried: float) -> ExchangeTime:
-        return ExchangeTime("all_reduce", 2, False, carried, 1e-4 + 2e-9 * carried)
-
-    sends = [ExchangeTime("send", 2, False, n, 5e-5 + 1e-9 * n) for n in (1e3, 1e6)]
-    times = LinkTimes(
-        (all_reduce(1e3), all_reduce(1e6), *sends), {"all_reduce": 0.7, "send": 0.3}, 3e-5
-    )
-    known = with_links(machine("cpu"), times)
-    curve = known.exchanges["all_reduce/2"]
-    assert curve.fixed == pytest.approx(1e-4 + 2e-9 * 1e3)  # of the smallest
-    assert curve(5e4) == pytest.approx(1e-4 + 2e-9 * 5e4)
-    assert curve.share == 0.7
-    assert (known.node.latency, known.node.share, known.exchange) == (
-        pytest.approx(5e-5),
-        0.3,
-        3e-5,
-    )

@@ -179,6 +179,26 @@ def test_communications_share_a_link_and_take_from_computation() -> None:
     assert end == pytest.approx([0.5 + 2.0 + 1.0 + (4.0 - 0.5 - 1.0 - 0.75), 2.5, 3.5])
 
 
+def test_messages_both_ways_do_not_share_a_link_and_lanes_widen_it() -> None:
+    rows = [_row([0.0, 0.0], [0, 1], [(), ()]) for _ in range(2)]
+    members = [(0, 0), (1, 0)], [(0, 1), (1, 1)]
+
+    def ends(*senders: int | None, lanes: float = 1.0) -> list[float]:
+        meetings = [
+            Meeting(0.0, 1.0, 0.0, False, list(each), sender)
+            for each, sender in zip(members, senders, strict=True)
+        ]
+        found = Engine(rows, meetings, host_computes=False, lanes=lanes).run([0.0, 0.0])
+        assert found.end[0] == found.end[1]
+        return found.end[0]
+
+    assert ends(0, 1) == pytest.approx([1.0, 1.0])
+    assert ends(0, 0) == pytest.approx([2.0, 2.0])
+    assert ends(0, None) == pytest.approx([2.0, 2.0])  # a collective goes both ways
+    assert ends(0, 0, lanes=1.6) == pytest.approx([1.25, 1.25])
+    assert ends(0, 0, lanes=2.0) == pytest.approx([1.0, 1.0])
+
+
 def test_a_collective_holds_its_share_while_it_waits_for_others() -> None:
     early = _row([0.0, 4.0], [0, ALONE], [(), ()])
     late = _row([2.0, 0.0], [ALONE, 0], [(), (0,)])

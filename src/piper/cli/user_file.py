@@ -14,7 +14,7 @@ from piper.cli.machine_options import given_machine
 from piper.errors import FileError, did_you_mean
 from piper.files import module_of
 
-DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute")
+DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute", "costs")
 STRATEGY_OPTIONS = ("strategy", "mean", *DEGREES)
 
 
@@ -54,6 +54,11 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         choices=("nothing", "expensive"),
         help="what to keep for backwards; all else is computed again",
+    )
+    group.add_argument(
+        "--costs",
+        choices=("measure",),
+        help="cut a model without tags by what its modules take on this machine, not by estimates",
     )
     parser.add_argument(
         "--mean",

@@ -34,12 +34,6 @@ class LinkTimes(msgspec.Struct, frozen=True):
     ranks_per_node: int | None = None
 
 
-def usual(times: Sequence[float]) -> float:
-    """The mean without the longest: a step has many, and what they take together counts."""
-    kept = sorted(times)[: -(len(times) // 8) or None]
-    return sum(kept) / len(kept)
-
-
 def fitted(points: Sequence[tuple[float, float]]) -> Linear:
     """The line through (bytes, seconds) whose relative errors are least; neither part is negative."""
     if len({size for size, _ in points}) < 2:

@@ -1,19 +1,20 @@
 """Calibration: what a machine was measured to take in, the Machine that the simulator goes by out.
 
 A rehearsal is a plan whose tasks ran on its ranks without communication: every body and every other
-task has its time there, beside the same neighbours as in a real run.
+task has its time there, beside the same neighbours as in a real run. Times are means: a step has many
+tasks, and what they take together counts, interruptions too.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
 from piper.check.parties import compressed
-from piper.cost.exchange_times import LinkTimes, curves, fitted, usual
+from piper.cost.exchange_times import LinkTimes, curves, fitted
 from piper.cost.machine import Linear, Link, Machine
 from piper.observe.timeline import Timeline
 from piper.plan.tasks import Calling, Comm
@@ -50,7 +51,7 @@ def with_rehearsals(machine: Machine, *rehearsals: tuple[Plan, Timeline]) -> Mac
         found.add(plan, rehearsal)
     return msgspec.structs.replace(
         machine,
-        bodies=machine.bodies | {body: usual(times) for body, times in found.bodies.items()},
+        bodies=machine.bodies | {body: fmean(times) for body, times in found.bodies.items()},
         kinds=machine.kinds | {kind: _line(sizes) for kind, sizes in found.kinds.items()},
         between=max(0.0, median(found.between)) if found.between else machine.between,
         source=f"calibrated, from {machine.name}",
@@ -87,8 +88,8 @@ class _Found:
 
 def _line(sizes: Mapping[float, list[float]]) -> Linear:
     """Through what tasks of each size took, so that all of them together take as long as they did."""
-    line = fitted([(size, usual(seconds)) for size, seconds in sizes.items()])
-    took = sum(usual(seconds) * len(seconds) for seconds in sizes.values())
+    line = fitted([(size, fmean(seconds)) for size, seconds in sizes.items()])
+    took = sum(fmean(seconds) * len(seconds) for seconds in sizes.values())
     foreseen = sum(line(size) * len(seconds) for size, seconds in sizes.items())
     scale = took / foreseen if foreseen else 1.0
     return Linear(line.fixed * scale, line.per_byte * scale)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
-from piper.cost.exchange_times import ExchangeTime, LinkTimes, usual
+from piper.cost.exchange_times import ExchangeTime, LinkTimes
 from piper.ir.communication import communication
 from piper.runtime.transport.distributed import all_gather_single, reduce_scatter_single
 
@@ -185,7 +185,7 @@ def _timed(call: Callable[[], Any], device: torch.device, *, takes_part: bool = 
         times.append(_after(compute, call, device) if takes_part else inf)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, times[2:])
-    return usual([min(column) for column in zip(*every, strict=True)])
+    return fmean([min(column) for column in zip(*every, strict=True)])
 
 
 def _after(compute: Callable[[], Any], call: Callable[[], Any], device: torch.device) -> float:
