@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import re
 import statistics
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import write_section
 from shared_gpu import LARGE, RANKS, SMALL
 from torch_ranks import batches
 from transformer import Transformer, make_batch, step
@@ -139,14 +139,6 @@ def head(every: int, gpu: bool) -> str:
     )
 
 
-def write(title: str, lines: list[str]) -> None:
-    """Replaces the section of that title, or adds it."""
-    section = f"## {title}\n\nWith torch {torch.__version__}.\n\n" + "\n".join(lines) + "\n"
-    text = DOCS.read_text()
-    found = re.search(rf"## {re.escape(title)}\n.*?(?=\n## |\Z)", text, re.DOTALL)
-    DOCS.write_text(text.replace(found[0], section) if found else text.rstrip() + "\n\n" + section)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpu", action="store_true", help="the 1.1B model on ranks of one card")
@@ -163,7 +155,7 @@ def main() -> None:
         print(lines[-1], flush=True)
     if options.write:
         where = "1.1 billion parameters, four ranks on one GPU"
-        write(where if options.gpu else "The demo's model on local processes", lines)
+        write_section(DOCS, where if options.gpu else "The demo's model on local processes", lines)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import msgspec
 import shared_gpu
 import torch
 from host_cost import RANKS, SIZES, SMALL, pin, traced
+from pages import write_section
 from torch_variants import num_stages
 from transformer import ExpertLayer, Transformer, make_batch, step
 
@@ -212,15 +213,7 @@ def main() -> None:
         print(lines[-1])
     if options.write:
         where = "four ranks on one GPU" if options.gpu else "two pinned CPU ranks"
-        write(where[0].upper() + where[1:], lines)
-
-
-def write(title: str, lines: list[str]) -> None:
-    """Replaces the section of that title, or adds it."""
-    section = f"## {title}\n\nWith torch {torch.__version__}.\n\n" + "\n".join(lines) + "\n"
-    text = DOCS.read_text()
-    found = re.search(rf"## {re.escape(title)}\n.*?(?=\n## |\Z)", text, re.DOTALL)
-    DOCS.write_text(text.replace(found[0], section) if found else f"{text.rstrip()}\n\n{section}")
+        write_section(DOCS, where[0].upper() + where[1:], lines)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,10 @@ def _memory(
     rank = None
     if arguments.memory:
         if not arguments.memory.isdigit():
-            raise FileError(f"--memory {arguments.memory} is no rank", legal="a number, or nothing")
+            raise FileError(
+                f"--memory {arguments.memory} is no rank",
+                legal="a number, or nothing (FILE.py comes before it)",
+            )
         rank = int(arguments.memory)
         causes.timeline.track_of(rank)
     peaks = [

@@ -14,7 +14,17 @@ from piper.cli.machine_options import given_machine
 from piper.errors import FileError, did_you_mean
 from piper.files import module_of
 
-DEGREES = ("pp", "dp", "ep", "schedule", "microbatches", "zero", "bucket_size", "recompute", "costs")
+DEGREES = (
+    "pp",
+    "dp",
+    "ep",
+    "schedule",
+    "microbatches",
+    "zero",
+    "bucket_size",
+    "recompute",
+    "costs",
+)
 STRATEGY_OPTIONS = ("strategy", "mean", *DEGREES)
 
 
