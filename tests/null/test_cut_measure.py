@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import piper
 from piper.api.program import Program
+from piper.cli.main import main
 from piper.errors import CutError
 from piper.frontend.capture.capture import Capture, value_of
 from piper.frontend.cut.unit_times import unit_times
@@ -185,6 +187,15 @@ def test_ranks_of_torchrun_do_not_measure_each_for_itself(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, "1")
     with pytest.raises(CutError, match="history_as_code"):
         cut(costs="measure")
+
+
+def test_the_command_line_can_ask_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "examples/vocabulary.py", "--pp", "2", "--microbatches", "4", "--json"]
+    assert main([*command, "--costs", "measure"]) == 0
+    measured = json.loads(capsys.readouterr().out)["directives"][0]
+    assert measured.startswith("s.cut('PP', 2, costs={") and "'head': " in measured
+    assert main(command) == 0
+    assert "costs" not in json.loads(capsys.readouterr().out)["directives"][0]
 
 
 def test_other_words_are_refused() -> None:

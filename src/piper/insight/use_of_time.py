@@ -51,7 +51,7 @@ def use_of_time(timeline: Timeline, step: int = -1) -> list[TrackUse]:
                 end - begin,
                 length(busy),
                 exposed,
-                end - begin - length(busy) - exposed,
+                max(0.0, end - begin - length(busy) - exposed),
                 both,
                 held,
                 dict(sorted(by_kind.items(), key=lambda item: -item[1])),
