@@ -54,7 +54,9 @@ def test_what_several_plans_have_has_one_time() -> None:
 def test_a_curve_goes_through_what_was_measured() -> None:
     curve = Curve([(10.0, 1.0), (20.0, 2.0), (40.0, 2.0), (80.0, 6.0)])
     assert [curve(n) for n in (0, 10, 15, 30, 60, 80, 120)] == [1.0, 1.0, 1.5, 2.0, 4.0, 6.0, 10.0]
-    with pytest.raises(piper.PiperError, match=r"points of all_reduce/2.*legal: pairs of bytes"):
+    with pytest.raises(
+        piper.PiperError, match=r"(?s)points of all_reduce/2.*legal: pairs of bytes"
+    ):
         msgspec.structs.replace(
             machine("cpu"), exchanges={"all_reduce/2": Curve([(2.0, 1.0), (1.0, 2.0)])}
         )

@@ -19,7 +19,7 @@ from piper.bodies.leaves import tensors_in
 from piper.frontend.capture.capture import Capture, value_of
 from piper.frontend.cut.units import Unit
 
-LEAST_RUNS, MOST_RUNS = 5, 100
+LEAST_RUNS, MOST_RUNS = 7, 100
 ENOUGH = 0.02  # seconds that a unit is run for, within these numbers
 
 
