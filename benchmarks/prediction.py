@@ -98,7 +98,7 @@ def gpu_cases(options: Any) -> dict[str, Case]:
 
 
 class Round:
-    """Of one calibration of links, all strategies without communication, and then in earnest."""
+    """Links, then each strategy without communication and in earnest."""
 
     def __init__(self, cases: dict[str, Case], pool: piper.LocalPool, options: Any) -> None:
         self.links = linked(pool, *(job.plan for job, _ in cases.values()))
@@ -110,7 +110,7 @@ class Round:
 
 
 def mean_links(machines: list[Machine]) -> Machine:
-    """The first with the mean of all times and shares of communication."""
+    """The first with the means of all that was measured of exchanges."""
     first = machines[0]
     exchanges = {}
     for kind in first.exchanges:
@@ -213,7 +213,8 @@ def main() -> None:
         print(lines[-1])
     if options.write:
         where = "four ranks on one GPU" if options.gpu else "two pinned CPU ranks"
-        write_section(DOCS, where[0].upper() + where[1:], lines)
+        rounds_made = f"{options.rounds} rounds of {options.steps} steps."
+        write_section(DOCS, where[0].upper() + where[1:], [rounds_made, "", *lines])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A language model with many words and few layers, without tags: Piper cuts it into stages itself.
 
-piper profile examples/vocabulary.py --pp 2 --microbatches 8   # docs/where_does_my_step_go.md
+piper profile examples/vocabulary.py --dp 2 --microbatches 8 --zero 3
 """
 
 import torch

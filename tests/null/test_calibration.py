@@ -48,12 +48,15 @@ def test_what_several_plans_have_has_one_time() -> None:
     assert known == with_rehearsals(machine("cpu"), *reversed(rehearsals))
     for body in shared:
         assert 1e-3 < known.bodies[body] < 3e-3
-    assert known.source == "calibrated, from cpu"
+    assert known.source == f"calibrated; what was not measured: {machine('cpu').source}"
+    assert with_rehearsals(known, *rehearsals).source == known.source
 
 
 def test_a_curve_goes_through_what_was_measured() -> None:
     curve = Curve([(10.0, 1.0), (20.0, 2.0), (40.0, 2.0), (80.0, 6.0)])
     assert [curve(n) for n in (0, 10, 15, 30, 60, 80, 120)] == [1.0, 1.0, 1.5, 2.0, 4.0, 6.0, 10.0]
+    assert Curve([(4.0, 2.0), (8.0, 2.0)])(16.0) == 4.0  # not flat for ever
+    assert Curve([(4.0, 2.0), (8.0, 2.0)])(16.0) == 4.0  # not flat for ever
     with pytest.raises(
         piper.PiperError, match=r"(?s)points of all_reduce/2.*legal: pairs of bytes"
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from piper.insight.predictions import IDLE
 from piper.observe.timeline_files import load_timeline
 from piper.sim.simulate import simulate
 from piper.strategies import parallel
-from piper.training.profile import profile
+from piper.training.profile import collective_groups, profile
 from tests.procs.conftest import GetPool
 from tests.zoo import ADAMW, batches_of, program_of
 
@@ -62,6 +63,28 @@ def test_every_task_is_predicted_and_measured(pool: GetPool) -> None:
     assert again.predicted_seconds == found.predicted_seconds
 
 
+def test_links_are_measured_in_the_groups_of_collectives() -> None:
+    def groups(**degrees: Any) -> dict[int, list[tuple[int, ...]]]:
+        job = program_of("deep_dense").apply(parallel(**degrees)).lower(optimizer=ADAMW)
+        return {len(found[0]): found for found in collective_groups(job.plan)}
+
+    found = groups(pp=4, dp=2, zero=1, microbatches=4)
+    assert found == {8: [tuple(range(8))], 2: [(0, 1), (2, 3), (4, 5), (6, 7)]}
+    found = groups(pp=2, dp=4, zero=3, microbatches=2)
+    assert found == {8: [tuple(range(8))], 4: [(0, 1, 2, 3), (4, 5, 6, 7)]}
+
+
+def test_ranks_of_no_group_wait_while_links_are_measured(pool: GetPool) -> None:
+    asked: list[list[tuple[int, ...]]] = [[(0, 1)]]
+    times = pool(3).call("links", [asked] * 3)
+    kinds = {(each.kind, each.ranks, each.across) for each in times[0].exchanges}
+    collectives = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+    assert kinds == {("send", 2, False), *((kind, 2, False) for kind in collectives)}
+    assert times[0].exchanges == times[2].exchanges and times[0].issue > 0
+    assert all(0 <= share < 1 for share in times[0].shares.values())
+    assert all(each.seconds > 0 for each in times[0].exchanges)
+
+
 def test_a_loss_with_a_count_is_rehearsed(pool: GetPool) -> None:
     """Nobody has counted targets where nothing is moved."""
     job = program_of("counted").apply(parallel(pp=2, microbatches=4)).lower(optimizer=ADAMW)
@@ -84,7 +107,8 @@ def test_the_command_keeps_what_it_has_measured(
         main(["simulate", DENSE, "--pp", "2", "--microbatches", "4", "--machine", str(kept)]) == 0
     )
     said = capsys.readouterr().out
-    assert "calibrated, from cpu\nsimulated step: " in said
+    assert said.startswith("machine cpu, 64 ranks a node: calibrated; what was not measured: ")
+    assert "\nsimulated step: " in said
     for wrong in (["--out", "machine.txt"], ["--steps", "0"], ["--record", "run.pdf"]):
         assert main([*command, *wrong]) == 2
         assert capsys.readouterr().err.startswith("FileError: ")

@@ -46,7 +46,8 @@ class Linear(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Curve(msgspec.Struct, frozen=True, omit_defaults=True):
     """Seconds of a kind of communication, as measured for some numbers of bytes: between two of them on
-    a line, beyond the last as there. `share` is what it takes of the device meanwhile."""
+    a line; beyond the last at the rate before it, or at that of the whole where the time did not rise.
+    `share` is what it takes of the device meanwhile."""
 
     points: list[tuple[float, float]]  # (bytes, seconds), both ascending
     share: float = 0.0
@@ -57,7 +58,10 @@ class Curve(msgspec.Struct, frozen=True, omit_defaults=True):
             return points[0][1]
         after = next((i for i, (size, _) in enumerate(points) if size >= nbytes), len(points) - 1)
         (low, least), (high, most) = points[after - 1], points[after]
-        return least + (nbytes - low) * (most - least) / (high - low)
+        rate = (most - least) / (high - low)
+        if nbytes > high:
+            return most + (nbytes - high) * (rate or most / high)
+        return least + (nbytes - low) * rate
 
     @property
     def fixed(self) -> float:
@@ -102,7 +106,10 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         rates = {f"flops of {dtype}": rate for dtype, rate in self.flops.items()}
         rates |= {name: getattr(self, name) for name in ("bandwidth", "ranks_per_node", "lanes")}
-        figures = {name: getattr(self, name) for name in ("launch", "dispatch", "exchange", "sms")}
+        figures = {
+            name: getattr(self, name)
+            for name in ("launch", "dispatch", "exchange", "between", "sms")
+        }
         figures |= {f"body {body}": seconds for body, seconds in self.bodies.items()}
         shares = {}
         for name, link in (("node", self.node), ("network", self.network)):
@@ -123,7 +130,6 @@ class Machine(msgspec.Struct, frozen=True, omit_defaults=True):
         self._check(rates, "more than 0", lambda value: 0 < value < math.inf)
         self._check(figures, "0 or more", lambda value: 0 <= value < math.inf)
         self._check(shares, "from 0 to less than 1", lambda value: 0 <= value < 1)
-        self._check({"between": self.between}, "seconds", math.isfinite)  # steps may overlap
 
     def _check(self, figures: dict[str, float], legal: str, fits: Callable[[float], bool]) -> None:
         for name, value in figures.items():

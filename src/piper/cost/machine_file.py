@@ -12,7 +12,7 @@ from piper.cost.presets import MACHINES, machine
 from piper.errors import FileError
 from piper.files import read_bytes, write_bytes
 
-VERSION = 1
+VERSION = 2
 _LIMIT = 64 << 20
 
 

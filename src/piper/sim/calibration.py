@@ -21,6 +21,8 @@ from piper.plan.tasks import Calling, Comm
 from piper.plan.types import Plan
 from piper.sim.task_costs import touched_bytes
 
+_CALIBRATED = "calibrated; what was not measured: "
+
 
 def with_links(machine: Machine, times: LinkTimes) -> Machine:
     """The machine with its links as they were measured."""
@@ -54,7 +56,7 @@ def with_rehearsals(machine: Machine, *rehearsals: tuple[Plan, Timeline]) -> Mac
         bodies=machine.bodies | {body: fmean(times) for body, times in found.bodies.items()},
         kinds=machine.kinds | {kind: _line(sizes) for kind, sizes in found.kinds.items()},
         between=max(0.0, median(found.between)) if found.between else machine.between,
-        source=f"calibrated, from {machine.name}",
+        source=_CALIBRATED + machine.source.removeprefix(_CALIBRATED),
     )
 
 

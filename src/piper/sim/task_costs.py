@@ -99,7 +99,7 @@ def touched_bytes(party: Party, task: Task) -> int:
         terms, sums = (
             [party.slots[slot].type for slot in ends] for ends in (task.terms, task.sums)
         )
-        return added_bytes(terms, sums)
+        return added_bytes(terms, sums) + (sums[0].nbytes if task.zeros and terms else 0)
     slots = dict.fromkeys((*task.reads, *task.writes))
     return sum(_expected(party.slots[slot]) for slot in slots)
 

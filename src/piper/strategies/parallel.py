@@ -63,6 +63,11 @@ def parallel(
         make_table(schedule, num_ranks=1, num_microbatches=microbatches)
 
     def strategy(s: Schedule) -> None:
+        if costs is not None and (pp == 1 or s.tags.get(stage_tag)):
+            raise ScheduleError(
+                f"costs={costs!r}, but no stages are cut",
+                legal=f"pp > 1 and a model without {stage_tag} tags, or no costs",
+            )
         mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep)
         if ep > 1 and not s.tags.get(expert_tag):
             raise MeshError(

@@ -19,6 +19,7 @@ from piper.insight.predictions import KindTime, by_kind
 from piper.insight.suspects import Suspect, suspects
 from piper.observe.timeline import Timeline
 from piper.plan.report.track_memory import fill_memory
+from piper.plan.tasks import Comm
 from piper.plan.types import Plan, class_of
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
@@ -119,18 +120,25 @@ def calibrated(
 
 def linked(pool: Pool, *plans: Plan) -> Machine:
     """The pool's machine with its links, measured in groups such as those of the plans."""
-    partitions: dict[int, list[tuple[int, ...]]] = {}
-    for plan in plans:
-        for group in plan.groups:
-            ranks = range(plan.mesh.size)
-            found = list(dict.fromkeys(group.ranks(plan.mesh, rank) for rank in ranks))
-            sizes = {len(each) for each in found}
-            if len(sizes) == 1 and sizes != {1} and sum(map(len, found)) == plan.mesh.size:
-                partitions.setdefault(sizes.pop(), found)
-    asked = [list(partitions.values())] * len(pool.ranks)
-    times: list[LinkTimes] = pool.call("links", asked)
+    times: list[LinkTimes] = pool.call("links", [collective_groups(*plans)] * len(pool.ranks))
     [device, *_] = pool.call("describe", [None] * len(pool.ranks))
     return with_links(base_machine(device["name"]), times[0])
+
+
+def collective_groups(*plans: Plan) -> list[list[tuple[int, ...]]]:
+    """For each size, ranks that have collectives together: as many groups as do not overlap."""
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for plan in plans:
+        for part in plan.classes:
+            comms = (task for task in part.tasks if isinstance(task, Comm))
+            used = {task.group for task in comms if not task.facts.is_message}
+            for group in sorted(used):
+                for rank in plan.mesh.ranks(part.slice):
+                    ranks = plan.groups[group].ranks(plan.mesh, rank)
+                    known = found.setdefault(len(ranks), [])
+                    if not {r for each in known for r in each} & set(ranks):
+                        known.append(ranks)
+    return [groups for size, groups in found.items() if size > 1]
 
 
 def base_machine(name: str) -> Machine:
@@ -138,7 +146,7 @@ def base_machine(name: str) -> Machine:
     known = next((key for key in MACHINES if key in name.lower()), None)
     if known is not None:
         return MACHINES[known]
-    return msgspec.structs.replace(MACHINES["h100"], name=name)
+    return msgspec.structs.replace(MACHINES["h100"], name=name, source="figures of an h100")
 
 
 def typical_step(timeline: Timeline) -> int:

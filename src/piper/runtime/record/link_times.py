@@ -35,48 +35,62 @@ AT_ONCE = 2 / 3  # of the time
 LONGER = 2  # times what communication takes alone, that computation beside it takes
 MOST = 0.95  # of a device, that communication may take
 
-Groups = Sequence[Sequence[int]]  # that do not overlap, and have the same size
+Groups = Sequence[Sequence[int]]  # of ranks, that do not overlap, and have the same size
 Call = Callable[[bool], Any]  # starts a communication, and with True leaves it under way
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 
-def measure_links(device: torch.device, partitions: Sequence[Groups]) -> LinkTimes:
-    """Messages, and collectives in each of these partitions of the ranks."""
-    rank, num = dist.get_rank(), dist.get_world_size()
+def measure_links(device: torch.device, wanted: Sequence[Groups]) -> LinkTimes:
+    """Messages, and collectives in each of these sets of groups; all ranks measure together, also those
+    that are in no group."""
+    num = dist.get_world_size()
     if num == 1:
         return LinkTimes()
     hosts: list[Any] = [None] * num
     dist.all_gather_object(hosts, socket.gethostname())
     found: list[ExchangeTime] = []
     shares: dict[str, float] = {}
+    issue = lanes = 0.0
     for across in (False, True):
         pairs = _pairs(hosts, across=across)
-        if not pairs:
-            continue
-        with _member_of(pairs, device) as group:
-            takes_part = rank in sum(pairs, ())
-            for nbytes in SIZES[device.type]:
-                call = _there_and_back(nbytes, pairs, group, device)
-                seconds = _often(call, pairs, device, takes_part=takes_part) / 2
-                found.append(ExchangeTime("send", 2, across, nbytes, seconds))
-            if "send" not in shares:
-                call = _there_and_back(BESIDE[device.type], pairs, group, device)
-                shares["send"] = _share(call, device, takes_part=takes_part)
-    lanes = 0.0
-    for groups in sorted(partitions, key=lambda groups: -len(groups[0])):
-        size = len(groups[0])
-        across = any(len({hosts[r] for r in ranks}) > 1 for ranks in groups)
-        with _member_of(groups, device) as group:
-            for nbytes in SIZES[device.type]:
-                for kind, call in _collectives(nbytes, group, device).items():
-                    carried = communication(kind).carries(_brought(kind, nbytes, size), size)
-                    seconds = _often(call, groups, device)
-                    found.append(ExchangeTime(kind, size, across, carried, seconds))
-            if not lanes:
-                calls = _collectives(BESIDE[device.type], group, device)
-                shares |= {kind: _share(call, device) for kind, call in calls.items()}
-                lanes = _lanes(group, groups, device)
+        if pairs:
+            with _member_of(pairs, device) as group:
+                found += _messages(pairs, group, device, across=across)
+                if not shares:
+                    call = _there_and_back(BESIDE[device.type], pairs, group, device)
+                    shares["send"] = _share(call, pairs, device)
+                    issue = _issue(group, device)
+    for groups in sorted(wanted, key=lambda groups: -len(groups[0])):
+        for across in (False, True):
+            some = [ranks for ranks in groups if (len({hosts[r] for r in ranks}) > 1) == across]
+            if not some:
+                continue
+            with _member_of(some, device) as group:
+                found += _exchanges(some, group, device, across=across)
+                if not lanes:
+                    calls = _collectives(BESIDE[device.type], group, device)
+                    shares |= {kind: _share(call, some, device) for kind, call in calls.items()}
+                    lanes = _lanes(group, some, device)
     per_node = hosts.count(hosts[0]) if len(set(hosts)) > 1 else None
-    return LinkTimes(tuple(found), shares, _issue(device), lanes or 1.0, per_node)
+    return LinkTimes(tuple(found), shares, issue, lanes or 1.0, per_node)
+
+
+def _messages(
+    pairs: Groups, group: Any, device: torch.device, *, across: bool
+) -> Iterator[ExchangeTime]:
+    for nbytes in SIZES[device.type]:
+        seconds = _often(_there_and_back(nbytes, pairs, group, device), pairs, device) / 2
+        yield ExchangeTime("send", 2, across, nbytes, seconds)
+
+
+def _exchanges(
+    groups: Groups, group: Any, device: torch.device, *, across: bool
+) -> Iterator[ExchangeTime]:
+    size = len(groups[0])
+    for nbytes in SIZES[device.type]:
+        for kind, call in _collectives(nbytes, group, device).items():
+            carried = communication(kind).carries(_brought(kind, nbytes, size), size)
+            yield ExchangeTime(kind, size, across, carried, _often(call, groups, device))
 
 
 def _pairs(hosts: Sequence[str], *, across: bool) -> list[tuple[int, ...]]:
@@ -95,16 +109,18 @@ def _pairs(hosts: Sequence[str], *, across: bool) -> list[tuple[int, ...]]:
 @contextmanager
 def _member_of(groups: Groups, device: torch.device) -> Iterator[Any]:
     """The process group of this rank, of the kind that plans use, or None; all ranks make all groups."""
-    made = []
+    mine = None
     for ranks in groups:
         group = dist.new_group(list(ranks), backend="nccl" if device.type == "cuda" else "gloo")
         if dist.get_rank() in ranks:
-            made.append(group)
+            mine = group
             if device.type == "cuda":
                 dist.all_reduce(torch.zeros(1, device=device), group=group)  # connects them
-    yield made[0] if made else None
-    for group in made:
-        dist.destroy_process_group(group)
+    try:
+        yield mine
+    finally:
+        if mine is not None:
+            dist.destroy_process_group(mine)
 
 
 def _brought(kind: str, nbytes: int, num: int) -> int:
@@ -122,8 +138,8 @@ def _there_and_back(nbytes: int, pairs: Groups, group: Any, device: torch.device
         if device.type == "cuda":
             return dist.broadcast(tensor, sender, group=group, async_op=True)
         if rank == sender:
-            return dist.isend(tensor, receiver)
-        return dist.irecv(tensor, sender)
+            return dist.isend(tensor, receiver, group=group)
+        return dist.irecv(tensor, sender, group=group)
 
     def call(beside: bool) -> Any:
         works = []
@@ -146,6 +162,9 @@ class _Works:
 
 
 def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Call]:
+    """By kind; a rank without a group calls none of them."""
+    if group is None:
+        return dict.fromkeys(KINDS, _never)
     num = dist.get_world_size(group)
     size = nbytes // 4 // num * num
     whole = torch.zeros(size, device=device)
@@ -161,31 +180,40 @@ def _collectives(nbytes: int, group: Any, device: torch.device) -> dict[str, Cal
     def starting(call: Callable[..., Any]) -> Call:
         return lambda beside: call(group=group, async_op=beside)
 
-    return {kind: starting(call) for kind, call in calls.items()}
+    return {kind: starting(calls[kind]) for kind in KINDS}
 
 
-def _often(call: Call, groups: Groups, device: torch.device, *, takes_part: bool = True) -> float:
+def _never(beside: bool) -> Any:
+    raise AssertionError("this rank is in no group")
+
+
+def _often(call: Call, groups: Groups, device: torch.device) -> float:
     """Of groups that mostly, but not always, communicate at once: between what it takes all of them and
     what it takes the first one alone."""
-    together = _timed(partial(call, False), device, takes_part=takes_part)
+    together = _timed(partial(call, False), groups, device)
     if len(groups) == 1:
         return together
-    first = dist.get_rank() in groups[0]
-    alone = _timed(partial(call, False), device, takes_part=first)
+    alone = _timed(partial(call, False), groups[:1], device)
     return AT_ONCE * together + (1 - AT_ONCE) * alone
 
 
-def _timed(call: Callable[[], Any], device: torch.device, *, takes_part: bool = True) -> float:
-    """As it comes in a step, after some computation. Whoever comes last sees what it takes alone; a
-    rank that does not take part is there all the same."""
+def _timed(call: Callable[[], Any], groups: Groups, device: torch.device) -> float:
+    """As it comes in a step, after some computation. Of each group, whoever comes last sees what it
+    takes; ranks of no group wait for the others."""
     compute = _slice(device)
     times = []
     for _ in range(ROUNDS + 2):
         dist.barrier()
-        times.append(_after(compute, call, device) if takes_part else inf)
+        times.append(_after(compute, call, device) if _is_in(groups) else inf)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, times[2:])
-    return fmean([min(column) for column in zip(*every, strict=True)])
+    return fmean(
+        min(every[rank][number] for rank in ranks) for ranks in groups for number in range(ROUNDS)
+    )
+
+
+def _is_in(groups: Groups) -> bool:
+    return any(dist.get_rank() in ranks for ranks in groups)
 
 
 def _after(compute: Callable[[], Any], call: Callable[[], Any], device: torch.device) -> float:
@@ -206,27 +234,29 @@ def _after(compute: Callable[[], Any], call: Callable[[], Any], device: torch.de
     return float(first.elapsed_time(last)) / 1e3
 
 
-def _issue(device: torch.device) -> float:
-    """What a host needs to start a communication and to end one that is over."""
+def _issue(group: Any, device: torch.device) -> float:
+    """What a host needs to start a communication and to end one that is over, on the first rank."""
     tensor = torch.zeros(1024, device=device)
     times = []
     for _ in range(2 * ROUNDS):
         dist.barrier()
+        if group is None:
+            continue
         begin = perf_counter()
-        work = dist.all_reduce(tensor, async_op=True)
+        work = dist.all_reduce(tensor, group=group, async_op=True)
         issued = perf_counter()
         work.wait()
         _settle(device)
         over = perf_counter()
         work.wait()
         times.append(issued - begin + perf_counter() - over)
-    return median(times)
+    return median(times) if times else 0.0
 
 
-def _share(call: Call, device: torch.device, *, takes_part: bool = True) -> float:
+def _share(call: Call, groups: Groups, device: torch.device) -> float:
     """What communication takes of the device from computation that goes on beside it: the seconds that
     it costs there, of those that it takes alone. All ranks compute; all get the same."""
-    alone = _timed(partial(call, False), device, takes_part=takes_part)
+    alone = _timed(partial(call, False), groups, device)
     compute = _slice(device)
     num = max(int(LONGER * alone / (_sliced(compute, 2 * BEFORE, device) / (2 * BEFORE))), 1)
     costs = []
@@ -235,14 +265,14 @@ def _share(call: Call, device: torch.device, *, takes_part: bool = True) -> floa
         without = _sliced(compute, num, device)
         dist.barrier()
         begin = perf_counter()
-        work = call(True) if takes_part else None
+        work = call(True) if _is_in(groups) else None
         _sliced(compute, num, device)
         costs.append(perf_counter() - begin - without)
         if work is not None:
             work.wait()
         _settle(device)
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, median(costs) / alone if takes_part else None)
+    dist.all_gather_object(every, median(costs) / alone if _is_in(groups) else None)
     found = [each for each in every if each is not None]
     return min(max(sum(found) / len(found), 0.0), MOST)
 
@@ -256,7 +286,8 @@ def _lanes(group: Any, groups: Groups, device: torch.device) -> float:
             for work in [call(True) for call in calls]:
                 work.wait()
 
-        alone, together = _timed(partial(calls[0], False), device), _timed(both, device)
+        alone = _timed(partial(calls[0], False), groups, device)
+        together = _timed(both, groups, device)
     return min(max(2 * alone / together, 1.0), 2.0)
 
 

@@ -23,9 +23,10 @@ class _Done:
 
 
 class NullTransport:
-    """Every communication is over when it starts. Rows that go to other ranks come back, and a number
-    that is summed (such as how many targets there are) is 1; all other results have the right shapes and
-    hold zeros, in memory that is made once and used in every step."""
+    """Every communication is over when it starts. Rows that go to other ranks come back; memory that is
+    there already stays as it is, but for single numbers, which become 1 (such as how many targets there
+    are). All other results hold zeros, or 1 for a number that is summed, in memory that is made once and
+    used in every step."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
