@@ -59,7 +59,7 @@ def measure_links(device: torch.device, wanted: Sequence[Groups]) -> LinkTimes:
                 if not shares:
                     call = _there_and_back(BESIDE[device.type], pairs, group, device)
                     shares["send"] = _share(call, pairs, device)
-                    issue = _issue(group, device)
+                issue = _issue(group, device) or issue  # 0 on a rank that is in no pair
     for groups in sorted(wanted, key=lambda groups: -len(groups[0])):
         for across in (False, True):
             some = [ranks for ranks in groups if (len({hosts[r] for r in ranks}) > 1) == across]
