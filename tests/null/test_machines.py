@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from piper.cli.main import main
-from piper.cost.machine import Linear, Link, Machine
+from piper.cost.machine import Curve, Linear, Link, Machine
 from piper.cost.machine_file import load_machine, save_machine
 from piper.cost.presets import MACHINES, machine
 from piper.errors import FileError
@@ -36,7 +36,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("body b is -1.0", {"bodies": {"b": -1.0}}),
     ("fixed of add is -1.0", {"kinds": {"add": Linear(-1.0)}}),
     ("per_byte of add is nan", {"kinds": {"add": Linear(0.0, math.nan)}}),
-    ("share of add is 2.0", {"kinds": {"add": Linear(share=2.0)}}),
+    ("share of send/2 is 2.0", {"exchanges": {"send/2": Curve([(1.0, 1.0)], 2.0)}}),
 ]
 
 
