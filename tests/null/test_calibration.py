@@ -6,14 +6,16 @@ import msgspec
 import pytest
 
 import piper
+from piper.check.parties import compressed
 from piper.cost.estimate import added_bytes
 from piper.cost.exchange_times import ExchangeTime, LinkTimes, curves
 from piper.cost.machine import Curve, Link
 from piper.cost.presets import machine
 from piper.ir.tensor_type import TensorType
-from piper.plan.tasks import Run
+from piper.plan.tasks import Add, Run
 from piper.sim.calibration import with_links, with_rehearsals
 from piper.sim.simulate import simulate
+from piper.sim.task_costs import touched_bytes
 from tests.null.test_insight import _machine
 from tests.null.test_simulate import layers_plan
 
@@ -75,6 +77,14 @@ def test_additions_touch_where_their_terms_lie() -> None:
     assert added_bytes([part], [whole]) == 10 * (2 + 4)
     assert added_bytes([part, part], [whole]) == 20 * (2 + 4)
     assert added_bytes([], [whole]) == 400
+    plan = layers_plan(4, 4, dp=2, zero=2)
+    for party in compressed(plan).parties:
+        for task in party.tasks:
+            if isinstance(task, Add) and task.zeros and task.terms:
+                terms, sums = ([party.slots[s].type for s in e] for e in (task.terms, task.sums))
+                assert touched_bytes(party, task) == added_bytes(terms, sums) + sums[0].nbytes
+                return
+    raise AssertionError("no sum starts as zeros")
 
 
 def test_links_become_curves_by_kind() -> None:

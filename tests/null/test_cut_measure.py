@@ -198,6 +198,18 @@ def test_the_command_line_can_ask_for_it(capsys: pytest.CaptureFixture[str]) -> 
     assert "costs" not in json.loads(capsys.readouterr().out)["directives"][1]
 
 
+@pytest.mark.parametrize(
+    "command", (["examples/vocabulary.py", "--dp", "2"], ["examples/dense.py", "--pp", "2"])
+)
+def test_costs_that_cut_nothing_are_refused(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *command, "--costs", "measure"]) == 2
+    said = capsys.readouterr().err
+    assert "costs='measure', but no stages are cut" in said
+    assert "legal: pp > 1 and a model without PP tags, or no costs" in said
+
+
 def test_other_words_are_refused() -> None:
     with pytest.raises(CutError, match='legal: "measure"'):
         cut(costs="measured")

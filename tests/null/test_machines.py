@@ -57,6 +57,17 @@ def test_a_file_with_such_figures_is_refused(tmp_path: Path) -> None:
         load_machine(path)
 
 
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    save_machine(H100, path)
+    document = json.loads(path.read_bytes()) | {"version": 1}
+    path.write_text(json.dumps(document))
+    with pytest.raises(
+        FileError, match=r"mine.json has version 1\n  legal: version 2: measure again"
+    ):
+        load_machine(path)
+
+
 def test_the_source_names_the_network_that_is_there() -> None:
     assert "Quantum-2" in H100.source
     other = machine("h100", network="roce-100g")

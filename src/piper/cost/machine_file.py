@@ -32,7 +32,9 @@ def load_machine(path: str | os.PathLike[str]) -> Machine:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FileError(f"{path} is no machine: {error}") from None
     if found.version != VERSION:
-        raise FileError(f"{path} has version {found.version}", legal=f"version {VERSION}")
+        raise FileError(
+            f"{path} has version {found.version}", legal=f"version {VERSION}: measure again"
+        )
     return found.machine
 
 

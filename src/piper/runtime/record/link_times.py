@@ -31,7 +31,7 @@ BEFORE = 10  # slices of computation, before communication that is timed
 BESIDE = {"cpu": 4 << 20, "cuda": 64 << 20}  # bytes of communication that is put beside computation
 ABREAST = 8 << 20  # bytes of each of two communications at once
 SLICE = {"cpu": (192, torch.float32), "cuda": (2048, torch.bfloat16)}  # square matrices
-AT_ONCE = 2 / 3  # of the time
+AT_ONCE = 2 / 3  # of the time that one group communicates, all of its kind do
 LONGER = 2  # times what communication takes alone, that computation beside it takes
 MOST = 0.95  # of a device, that communication may take
 
