@@ -462,3 +462,11 @@ def test_diff_of_timelines(
     assert json.loads(capsys.readouterr().out)["differences"]
     assert main(["diff", "run.timeline", "plan.json"]) == 2
     assert "run.timeline is a timeline, plan.json a plan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.25, "1.25 s"), (0.9996, "1 s"), (0.9994, "999 ms"), (8.1e-6, "8.1 µs"), (1234.0, "1234 s")],
+)
+def test_seconds_are_shown_in_a_unit_that_fits(seconds: float, text: str) -> None:
+    assert show_seconds(seconds) == text

@@ -18,7 +18,7 @@ def show_seconds(seconds: float) -> str:
     """`12.3 ms`, `1.25 s`, `8.1 µs`."""
     size, unit = 1e-6, "µs"
     for larger, name in ((1e-3, "ms"), (1.0, "s")):
-        if abs(seconds) >= larger:
+        if abs(seconds) >= 0.9995 * larger:  # what would round to 1000 of the smaller unit
             size, unit = larger, name
     return f"{seconds / size:.3g} {unit}" if abs(seconds) < 1000 else f"{seconds:.0f} s"
 
