@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper.check.parties import Party, World
+from piper.check.parties import Party, World, compressed
 from piper.plan.memory_ledger import MemoryLedger
+from piper.plan.types import Plan
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,12 @@ class Peak:
     task: int
     largest: tuple[tuple[int, int], ...]  # (bytes, slot)
     kept: dict[str, int]
+
+
+def most_bytes(plan: Plan) -> int:
+    """Of its ranks, what the one that needs most needs at its peak."""
+    world = compressed(plan)
+    return max(peak_of(world, party).total for party in world.distinct)
 
 
 def peak_of(world: World, party: Party) -> Peak:

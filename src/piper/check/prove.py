@@ -9,6 +9,7 @@ from piper.check.parties import World, compressed
 from piper.check.problem import Problem
 from piper.check.proofs.acyclic import acyclic
 from piper.check.proofs.bodies import bodies
+from piper.check.proofs.cadences import cadences
 from piper.check.proofs.collectives import collectives
 from piper.check.proofs.events import events
 from piper.check.proofs.frame import frame
@@ -39,7 +40,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "gathers": (gathers,),
     "memory": (memory,),
     "events": (events,),
-    "updates": (updates, norms, numbers),
+    "updates": (updates, norms, numbers, cadences),
     "state": (state_changes,),
     "pools": (pools,),
     "bodies": (bodies,),

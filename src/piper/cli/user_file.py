@@ -22,6 +22,8 @@ DEGREES = (
     "microbatches",
     "zero",
     "bucket_size",
+    "reduce_every",
+    "reuse",
     "recompute",
     "costs",
 )
@@ -61,6 +63,18 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
         "--bucket-size", metavar="SIZE", help="parameters reduced or gathered at once: 25MiB"
     )
     group.add_argument(
+        "--reduce-every",
+        type=_cadence,
+        metavar="N",
+        help="microbatches between reductions of gradients (ZeRO 2 and 3), or step: once",
+    )
+    group.add_argument(
+        "--reuse",
+        type=_cadence,
+        metavar="N",
+        help="uses that one gather of parameters serves (ZeRO 3), or step: all of them",
+    )
+    group.add_argument(
         "--recompute",
         choices=("nothing", "expensive"),
         help="what to keep for backwards; all else is computed again",
@@ -77,6 +91,10 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def _cadence(text: str) -> int | str:
+    return int(text) if text.isdigit() else text
 
 
 def load_file(path: str, *needed: str) -> ModuleType:

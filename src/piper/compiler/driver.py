@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -12,7 +12,8 @@ import msgspec
 from piper.bodies.cutting.routed import Routing
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
-from piper.check import Report, check_plan
+from piper.check import Report, check_plan, most_bytes
+from piper.compiler.cadence_choice import cadences_of
 from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
@@ -230,8 +231,32 @@ def _lower(
     shapes: Shapes | None,
 ) -> Lowered:
     evaluated = None if training else trained
-    source, state, inside = _started(scheduled, settings, evaluated, shapes)
-    run_passes(state)
+    source, started, inside = _started(scheduled, settings, evaluated, shapes)
+    limit = settings.memory_limit
+    ways = cadences_of(started.logical, limit) if trained is None else iter([trained.cadences])
+    for cadences in ways:
+        state = replace(started, cadences=cadences, seconds=dict(started.seconds))
+        plan = _plan(scheduled, settings, source, run_passes(state), inside, trained, training)
+        if limit is None or most_bytes(plan) <= limit:
+            break
+    begin = time.perf_counter()
+    report = check_plan(plan, memory_limit=limit)
+    state.seconds["prove"] = time.perf_counter() - begin
+    texts = {name: source.bodies.texts[name] for name in plan.bodies}
+    optimizer, graph = settings.optimizer, state.graph
+    return Lowered(source, graph, plan, texts, report, state.bucketed, optimizer, state.seconds)
+
+
+def _plan(
+    scheduled: Scheduled,
+    settings: Settings,
+    source: Source,
+    state: Lowering,
+    inside: Mapping[str, int],
+    trained: Bucketed | None,
+    training: bool,
+) -> Plan:
+    """What the passes have made, as one record."""
     logical, bucketed, classes = state.logical, state.bucketed, state.classes
     if trained is not None and bucketed != trained:
         raise TraceError(
@@ -247,7 +272,7 @@ def _lower(
     }
     used = {t.body for rank_class in classes for t in rank_class.tasks if isinstance(t, Calling)}
     used |= {tensor.init for tensor in tensors.values()}
-    plan = Plan(
+    return Plan(
         mesh=logical.mesh,
         streams=state.streams,
         groups=state.groups,
@@ -265,18 +290,13 @@ def _lower(
         bodies=tuple(sorted(used)),
         buckets=bucketed.buckets,
         history=scheduled.history,
+        cadences=bucketed.cadences,
         train=training,
         flops=_model_flops(logical.mesh, classes, state.flops, training=training),
         body_flops={name: state.flops[name] for name in sorted(used) if state.flops.get(name)},
         inside={name: inside[name] for name in sorted(used) if inside.get(name)},
         state_names=source.state_names,
     )
-    begin = time.perf_counter()
-    report = check_plan(plan, memory_limit=settings.memory_limit)
-    state.seconds["prove"] = time.perf_counter() - begin
-    texts = {name: source.bodies.texts[name] for name in plan.bodies}
-    optimizer, graph = settings.optimizer, state.graph
-    return Lowered(source, graph, plan, texts, report, bucketed, optimizer, state.seconds)
 
 
 def _cut(logical: Graph, name: str) -> tuple[tuple[str, int], ...]:

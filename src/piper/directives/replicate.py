@@ -7,10 +7,11 @@ from piper.errors import AxisError, Call
 from piper.ir.directive import Selecting, Site
 from piper.ir.form.byte_sizes import parse_size
 from piper.ir.graph import Graph
-from piper.ir.nodes import Owner
+from piper.ir.nodes import ONCE, Owner
 from piper.ir.select import select
 
 REDUCE_STREAM, GATHER_STREAM = "reduce", "gather"
+STEP = "step"  # how often: once
 BUCKET_SIZE = (
     64 << 20
 )  # bytes of parameters that are reduced or gathered at once under ZeRO 2 and 3
@@ -21,19 +22,23 @@ class Replicate(Selecting, frozen=True, kw_only=True):
 
     With `zero` each rank keeps only its part of the optimizer state (1), also of the gradients (2),
     also of the parameters (3), in flat buckets. Under ZeRO 3 a bucket is gathered for each use and
-    freed after it: at most `prefetch` chunks ahead, and for `reuse` microbatches in a row.
+    freed after it: at most `prefetch` chunks ahead, and for `reuse` uses in a row. Under ZeRO 2 and 3
+    gradients are reduced after every `reduce_every` microbatches, of which whole sums are held
+    meanwhile. Either is a number, or "step": until the end of the step. What is not said is chosen when
+    lowered: under a memory limit the fastest that fits, else sums are held and parameters are not.
 
     Each rank's gradient of a parameter is then one term of a sum. Lowering turns that into:
 
     - `zero=0`: all_reduce, and an Update of whole parameters
     - `zero=1`: reduce_scatter after the last backward, an Update of a shard, all_gather
-    - `zero=2`: reduce_scatter after each backward, an Update of a shard, all_gather
+    - `zero=2`: reduce_scatter after every `reduce_every` microbatches, an Update of a shard, all_gather
     - `zero=3`: the same with an all_gather before each use instead; only the shard stays
 
     Requires:
         1. `over` names axes of the mesh.
         2. No selected chunk has another owner of those axes.
-        3. `zero` is 0, 1, 2 or 3, `prefetch` at least 0 and `reuse` at least 1.
+        3. `zero` is 0, 1, 2 or 3, `prefetch` at least 0; `reduce_every` and `reuse` are at least 1, or
+           "step". `reduce_every` takes ZeRO 2 or 3: gradients that stay whole are reduced once.
         4. `bucket_size` is a number of bytes, or a text such as "25MiB"; chunks are then cut at the
            boundaries of modules, so that each reads at most so many bytes of parameters.
         5. All regions that share a parameter are replicated alike (checked when lowered).
@@ -66,7 +71,8 @@ class Replicate(Selecting, frozen=True, kw_only=True):
     gather_stream: str | None = None
     bucket_size: int | str | None = None
     prefetch: int = 1
-    reuse: int = 1
+    reduce_every: int | str | None = None
+    reuse: int | str | None = None
 
     def rewrite(self, graph: Graph, site: Site) -> Graph:
         self._check_numbers(site.call)
@@ -81,29 +87,42 @@ class Replicate(Selecting, frozen=True, kw_only=True):
             bucket_size=self._bucket_bytes(site.call),
             zero=self.zero,
             prefetch=self.prefetch,
-            reuse=self.reuse,
+            reduce_every=_times(self.reduce_every) if self.zero > 1 else ONCE,
+            reuse=_times(self.reuse) if self.zero == 3 else 1,
             gather_stream=_stream(graph, self.gather_stream, GATHER_STREAM, site.call),
         )
         return own(graph, names, axes, owner, call=site.call)
 
     def _check_numbers(self, call: Call) -> None:
+        whole = self.zero < 2 and self.reduce_every not in (None, STEP)
         for name, value, good in (
             ("zero", self.zero, self.zero in (0, 1, 2, 3)),
             ("prefetch", self.prefetch, isinstance(self.prefetch, int) and self.prefetch >= 0),
-            ("reuse", self.reuse, isinstance(self.reuse, int) and self.reuse >= 1),
+            ("reduce_every", self.reduce_every, _is_cadence(self.reduce_every) and not whole),
+            ("reuse", self.reuse, _is_cadence(self.reuse)),
         ):
             if not good:
                 raise AxisError(
-                    f"{name}={value}",
+                    f"{name}={value!r}" + (f" with zero={self.zero}" if name[:3] == "red" else ""),
                     call=call,
                     requirement=3,
-                    legal="zero=0, 1, 2 or 3, prefetch=0 or more, reuse=1 or more",
+                    legal="zero=0, 1, 2 or 3, prefetch=0 or more, "
+                    'reuse=1 or more, or "step", and so reduce_every, with zero=2 or 3',
                 )
 
     def _bucket_bytes(self, call: Call) -> int | None:
         if self.bucket_size is None:
             return BUCKET_SIZE if self.zero > 1 else None
         return parse_size(self.bucket_size, call=call, requirement=4)
+
+
+def _is_cadence(value: object) -> bool:
+    """How often something happens: every so many, once a step, or not said."""
+    return value in (None, STEP) or (type(value) is int and value >= 1)
+
+
+def _times(value: int | str | None) -> int | None:
+    return ONCE if isinstance(value, str) else value
 
 
 def _stream(graph: Graph, stream: str | None, default: str, call: Call) -> str:

@@ -16,6 +16,7 @@ Tags = tuple[tuple[str, int], ...]
 
 TRACED = -1  # origin of what no directive made
 COMPUTE = "compute"  # the stream of all computation
+ONCE = 0  # of what happens every so many microbatches: once a step
 
 
 class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,8 +24,9 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     share, and on which stream they talk.
 
     `zero` says how much of the state of parameters is cut into parts along the axis, in buckets of
-    about `bucket_size` bytes; a bucket that is gathered for its use may start `prefetch` chunks ahead,
-    and stays for `reuse` microbatches.
+    about `bucket_size` bytes. Gradients that are kept in parts are reduced after every `reduce_every`
+    microbatches; a bucket that is gathered for its use may start `prefetch` chunks ahead, and stays for
+    `reuse` uses. Both are once a step where they are ONCE, and not decided where they are None.
     """
 
     axis: str
@@ -35,7 +37,8 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     bucket_size: int | None = None
     zero: int = 0
     prefetch: int = 1
-    reuse: int = 1
+    reduce_every: int | None = ONCE
+    reuse: int | None = 1
     gather_stream: str = ""
 
 

@@ -30,6 +30,7 @@ from piper.passes.physical.gradients import hold_parameters, reduce_gradients, u
 from piper.passes.physical.loss import Divisor, report_loss
 from piper.passes.physical.transfers import transfer_values
 from piper.passes.physical.whole import check_whole
+from piper.plan.cadence import Cadence
 from piper.plan.optimizers import Grouping
 from piper.plan.types import RankClass
 
@@ -52,6 +53,7 @@ class Lowering:
     grouping: Grouping | None = None
     trained: Bucketed | None = None
     machine: Machine = NOMINAL
+    cadences: tuple[Cadence, ...] = ()  # for what directives leave open
 
     draft: Draft = field(init=False)
     divisor: Divisor = field(init=False)
@@ -94,7 +96,9 @@ def _total_loss(state: Lowering) -> None:
 def _fill_buckets(state: Lowering) -> None:
     grouping = state.grouping
     param_groups = grouping.of if grouping else None
-    state.bucketed = state.trained or make_buckets(state.logical, state.calls, param_groups)
+    state.bucketed = state.trained or make_buckets(
+        state.logical, state.calls, param_groups, state.cadences
+    )
     if grouping is not None and state.trained is None:
         check_whole(grouping, state.logical, state.bucketed, state.calls)
 

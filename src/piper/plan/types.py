@@ -15,6 +15,7 @@ from piper.ir.graph import Stream
 from piper.ir.history import Record
 from piper.ir.tensor_type import Shapes, TensorType
 from piper.mesh import Group, Mesh, Slice
+from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
@@ -122,6 +123,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     clip: float | None = None
     ema: float | None = None  # how much of the parameters' moving averages a step keeps
     history: tuple[Record, ...] = ()
+    cadences: tuple[Cadence, ...] = ()  # what its directives left open
     train: bool = True
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
     body_flops: dict[str, float] = {}  # body -> operations of its matrix products, where it has any

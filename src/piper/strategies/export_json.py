@@ -87,7 +87,7 @@ class _Export:
 
     def _replicate(self, origin: int, record: Record, copied: Replicate) -> Iterator[JsonEntry]:
         _, options = copied.arguments()
-        more = [field for field in options if field in ("prefetch", "reuse")]
+        more = [field for field in options if field in ("prefetch", "reduce_every", "reuse")]
         if more:
             self._refuse(record, f"there is no {', '.join(more)}")
         if copied.zero == 1:

@@ -32,7 +32,8 @@ def parallel(
     microbatches: int | None = None,
     bucket_size: int | str | None = None,
     prefetch: int = 1,
-    reuse: int = 1,
+    reduce_every: int | str | None = None,
+    reuse: int | str | None = None,
     recompute: Keep | None = None,
     costs: Mapping[str, float] | Literal["measure"] | None = None,
     machine: Any = None,
@@ -43,8 +44,8 @@ def parallel(
     """A strategy of `pp` pipeline ranks by `dp` data ranks; `ep` divides `dp`.
 
     World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
-    everything else is copied over all data ranks. `zero`, `bucket_size`, `prefetch` and `reuse` are
-    those of `replicate`; `recompute` is what to keep where all else is computed again.
+    everything else is copied over all data ranks. `zero`, `bucket_size`, `prefetch`, `reduce_every` and
+    `reuse` are those of `replicate`; `recompute` is what to keep where all else is computed again.
 
     Tagged regions are shared out evenly over the stages of the schedule; a model without any is cut
     into as many, of about equal `costs`, which are those of `cut`. The schedule is a name, a .csv or
@@ -89,7 +90,8 @@ def parallel(
         else:
             s.place(where(), mesh.at(pp=0))
         options: Any = {
-            "zero": zero, "bucket_size": bucket_size, "prefetch": prefetch, "reuse": reuse
+            "zero": zero, "bucket_size": bucket_size, "prefetch": prefetch,
+            "reduce_every": reduce_every, "reuse": reuse,
         }  # fmt: skip
         if ep > 1:
             s.replicate(tagged((expert_tag, None)), over=("dp", "ep"), **options)

@@ -72,12 +72,29 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"gradients are clipped to {plan.clip}"
     if plan.ema is not None and not 0 <= plan.ema < 1:
         yield f"moving averages keep {plan.ema}"
+    yield from _cadences(plan)
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
     if not set(plan.inside) <= set(plan.bodies):
         yield "a body that does not exist has bytes inside"
     if any(not 0 <= size < MAX_BYTES for size in plan.inside.values()):
         yield "a body has an impossible number of bytes inside"
+
+
+def _cadences(plan: Plan) -> Iterator[str]:
+    """They are about directives that leave something open, one for each."""
+    seen: set[int] = set()
+    for cadence in plan.cadences:
+        exists = 0 <= cadence.origin < len(plan.history) and cadence.origin not in seen
+        seen.add(cadence.origin)
+        if not exists:
+            yield f"a choice is made for directive {cadence.origin}, which is none or has one"
+            continue
+        directive = plan.history[cadence.origin].directive
+        for field in ("reduce_every", "reuse"):
+            number = getattr(cadence, field)
+            if number is not None and (number < 0 or getattr(directive, field, 1) is not None):
+                yield f"{field}={number} is chosen for {plan.history[cadence.origin]}"
 
 
 def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:

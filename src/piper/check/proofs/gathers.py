@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World, normal
 from piper.check.problem import Problem, problem
-from piper.ir.nodes import TRACED
+from piper.ir.nodes import ONCE, TRACED
 from piper.mesh import Group
+from piper.plan.cadence import asked_for
 from piper.plan.tasks import Run, Task
 from piper.plan.tasks import gathers as filled_by
 
@@ -34,6 +35,7 @@ class _Gathers:
         runs = [i for i, task in enumerate(party.tasks) if isinstance(task, Run)]
         self.run_number = {task: number for number, task in enumerate(runs)}
         self.runs = runs
+        self.chosen = {cadence.origin: cadence for cadence in world.plan.cadences}
 
     def run(self) -> Iterator[Problem]:
         for index, task in enumerate(self.party.tasks):
@@ -86,7 +88,7 @@ class _Gathers:
             tasks = [users[-1]] if freed < 0 else [users[-1], freed]
             yield self._problem(f"{text}, {until}", begin, *tasks)
         uses, ahead = self._asked(begin)
-        if len(users) > uses:
+        if uses != ONCE and len(users) > uses:
             text = f"{known.name} is kept too long: {len(users)} chunks share it, of {uses}"
             yield self._problem(text, begin, *users)
         early = self._runs_between(begin, users[0])
@@ -100,7 +102,8 @@ class _Gathers:
         if origin == TRACED:
             return 1, 1
         directive = self.world.plan.history[origin].directive
-        return getattr(directive, "reuse", 1), getattr(directive, "prefetch", 1)
+        _, uses = asked_for(directive, self.chosen, origin)
+        return uses, getattr(directive, "prefetch", 1)
 
     def _runs_between(self, gather: int, user: int) -> int:
         """Chunks before a reader that need not be complete when its gather starts."""

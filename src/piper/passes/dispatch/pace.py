@@ -7,6 +7,7 @@ memory and waiting communication are bounded.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -42,8 +43,8 @@ def pace(graph: Graph, bucketed: Bucketed) -> Graph:
         pacing.hold_receives(pacing.chunks[at], receives)
     for at, names in pacing.chunks.items():
         pacing.add_gathers(at, names)
-    for packs in pacing.packs.values():
-        pacing.bound_sums(packs)
+    for at in list(pacing.chunks):
+        pacing.bound_sums(at)
     pacing.end_with_results()
     return pacing.graph_in_order()
 
@@ -64,7 +65,9 @@ class _Pacing:
         self.moved: set[str] = set()
         self.chunks: dict[Slice, list[str]] = defaultdict(list)
         self.receives: dict[tuple[Slice, str], list[Comm]] = defaultdict(list)
-        self.packs: dict[Slice, list[str]] = defaultdict(list)  # where whole buckets are summed
+        # Per slice, whole buckets' sums, each with all that is added to it.
+        self.sums: dict[Slice, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self.place: dict[str, int] = {}  # of those additions in the order
         self.chunks_before: dict[str, int] = {}  # node -> chunks dispatched before it on its slice
         for node in graph.nodes.values():
             assert node.slice is not None
@@ -73,8 +76,9 @@ class _Pacing:
                 self.chunks[node.slice].append(node.name)
             elif isinstance(node, Comm) and node.comm == "recv":
                 self.receives[node.slice, node.stream].append(node)
-            elif isinstance(node, Accumulate) and self._packs(node):
-                self.packs[node.slice].append(node.name)
+            elif isinstance(node, Accumulate) and self._sums_whole(node):
+                self.sums[node.slice][node.outputs[0]].append(node.name)
+                self.place[node.name] = len(self.place)
 
     def graph_in_order(self) -> Graph:
         nodes: dict[str, Node] = {node.name: node for node in self.start}
@@ -116,26 +120,28 @@ class _Pacing:
 
     # Gradients of whole buckets, where only shards stay
 
-    def _packs(self, node: Accumulate) -> bool:
+    def _sums_whole(self, node: Accumulate) -> bool:
         value = self.graph.values[node.outputs[0]]
         return value.role == "sum" and value.bucket >= 0 and self._zero(value.bucket) > 1
 
     def _zero(self, bucket: int) -> int:
         return self.bucketed.keeping[bucket].zero
 
-    def bound_sums(self, packs: list[str]) -> None:
-        """Reduce a sum as soon as it is there, and start no further one before that is over; but what
-        the user has ordered stays where it is."""
-        scatters: list[str] = []
-        for name in packs:
-            (scatter,) = self.graph.readers[self.graph.nodes[name].outputs[0]]
-            scatters.append(scatter)
+    def bound_sums(self, at: Slice) -> None:
+        """Reduce a sum as soon as it is there, and start none while WHOLE_SUMS others wait for that; but
+        what the user has ordered stays where it is."""
+        over: list[tuple[int, str]] = []  # when a sum is there, and what reduces it
+        for total, adds in self.sums[at].items():
+            (scatter,) = self.graph.readers[total]
+            over.append((self.place[adds[-1]], scatter))
             if scatter not in self.ordered:
                 self.moved.add(scatter)
-                self.behind[name].append(self.graph.nodes[scatter])
-        for before, pack in zip(scatters, packs[WHOLE_SUMS:], strict=False):
-            if before not in self.ordered:
-                self.edges.append(OrderEdge(before, pack, TRACED))
+                self.behind[adds[-1]].append(self.graph.nodes[scatter])
+        over.sort()
+        for adds in self.sums[at].values():
+            before = bisect(over, (self.place[adds[0]],)) - WHOLE_SUMS
+            if before >= 0 and over[before][1] not in self.ordered:
+                self.edges.append(OrderEdge(over[before][1], adds[0], TRACED))
 
     # Receives
 
@@ -173,13 +179,14 @@ class _Pacing:
     # Gathers
 
     def add_gathers(self, at: Slice, names: list[str]) -> None:
-        """A gather for every use of a bucket that is not kept whole, or for `reuse` uses in a row."""
+        """A gather for every use of a bucket that is not kept whole, or for `reuse` uses in a row, or for
+        all where that is ONCE."""
         gathers: list[_Gather] = []
         open_gather: dict[int, _Gather] = {}
         for index, name in enumerate(names):
             for bucket, params in self._needed(self.graph.nodes[name]).items():
                 gather = open_gather.get(bucket)
-                if gather is None or len(gather.users) >= self.bucketed.keeping[bucket].reuse:
+                if gather is None or len(gather.users) == self.bucketed.keeping[bucket].reuse:
                     gather = open_gather[bucket] = _Gather(bucket, [])
                     gathers.append(gather)
                 gather.users.append(index)

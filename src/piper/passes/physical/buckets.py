@@ -12,10 +12,11 @@ import msgspec
 from piper.errors import AxisError, Call, PlanError
 from piper.ir.graph import Graph
 from piper.ir.layouts import PARTIAL, REPLICATED, Layouts, Split, layouts_text, local
-from piper.ir.nodes import Chunk, Owner
+from piper.ir.nodes import ONCE, Chunk, Owner
 from piper.ir.tensor_type import TensorType, dtype_bytes
 from piper.ir.values import Value
 from piper.mesh import Slice
+from piper.plan.cadence import Cadence
 from piper.plan.types import Bucket
 
 ALIGNMENT = 16  # bytes; kernels load parameters in words of this size
@@ -34,6 +35,7 @@ class Keeping:
     zero: int
     bucket_size: int | None
     prefetch: int
+    reduce_every: int  # microbatches, or ONCE a step
     reuse: int
     reduce_stream: str
     gather_stream: str
@@ -51,11 +53,13 @@ class _Parameter:
 
 @dataclass(frozen=True)
 class Bucketed:
-    """All buckets, how each is kept, and where to find a parameter."""
+    """All buckets, how each is kept, and where to find a parameter; and the `cadences` that were chosen
+    for what directives leave open."""
 
     buckets: tuple[Bucket, ...]
     keeping: tuple[Keeping, ...]
     of: dict[str, int]
+    cadences: tuple[Cadence, ...] = ()
 
     def trains(self, param: str) -> bool:
         return param in self.of and self.buckets[self.of[param]].trained
@@ -66,15 +70,18 @@ class Bucketed:
 
 
 def make_buckets(
-    logical: Graph, calls: Sequence[Call], param_groups: Mapping[str, int] | None = None
+    logical: Graph,
+    calls: Sequence[Call],
+    param_groups: Mapping[str, int] | None = None,
+    cadences: tuple[Cadence, ...] = (),
 ) -> Bucketed:
     """Buckets of all parameters that get a gradient, and of those that are gathered for their use.
 
     A bucket holds parameters that live on the same slices and are kept alike. Where each use of them
     matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides. Those of one parameter
-    group (none: all are in one) lie side by side in it.
+    group (none: all are in one) lie side by side in it. `cadences` has what directives left open.
     """
-    params = _parameters(logical, calls)
+    params = _parameters(logical, calls, {cadence.origin: cadence for cadence in cadences})
     held = {
         name: local(logical.values[name].type, logical.values[name].layout, logical.mesh)
         for name in params
@@ -100,10 +107,12 @@ def make_buckets(
                 groups_of = tuple((param_groups or {})[name] for name in part)
                 bucket = msgspec.structs.replace(bucket, param_groups=groups_of)
             buckets.append(bucket)
-    return Bucketed(tuple(buckets), tuple(keeping), of)
+    return Bucketed(tuple(buckets), tuple(keeping), of, cadences)
 
 
-def _parameters(logical: Graph, calls: Sequence[Call]) -> dict[str, _Parameter]:
+def _parameters(
+    logical: Graph, calls: Sequence[Call], cadences: Mapping[int, Cadence]
+) -> dict[str, _Parameter]:
     found: dict[str, _Parameter] = {}
     keepings: dict[tuple[tuple[Owner, ...], Layouts], Keeping] = {}
     for node in logical.chunks:
@@ -114,7 +123,7 @@ def _parameters(logical: Graph, calls: Sequence[Call]) -> dict[str, _Parameter]:
             param = value.of if value.role == "param_grad" else name
             way = (node.owners, logical.values[param].layout)
             if way not in keepings:
-                keepings[way] = _keeping(logical, node, way[1], calls)
+                keepings[way] = _keeping(logical, node, way[1], calls, cadences)
             known = found.setdefault(param, _Parameter(keepings[way]))
             _check_alike(param, known.keeping, keepings[way], calls)
             _check_gradient(logical, value, keepings[way])
@@ -141,7 +150,7 @@ def _check_gradient(logical: Graph, value: Value, keeping: Keeping) -> None:
 
 
 def _check_alike(param: str, one: Keeping, other: Keeping, calls: Sequence[Call]) -> None:
-    ways = [(k.over, k.copies, k.zero, k.reuse, k.prefetch) for k in (one, other)]
+    ways = [(k.over, k.copies, k.zero, k.reduce_every, k.reuse, k.prefetch) for k in (one, other)]
     if ways[0] != ways[1]:
         raise AxisError(
             f"{param} is kept in two ways by the regions that read it",
@@ -151,7 +160,13 @@ def _check_alike(param: str, one: Keeping, other: Keeping, calls: Sequence[Call]
         )
 
 
-def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]) -> Keeping:
+def _keeping(
+    logical: Graph,
+    node: Chunk,
+    layout: Layouts,
+    calls: Sequence[Call],
+    cadences: Mapping[int, Cadence],
+) -> Keeping:
     """How a parameter of this layout is kept by the owners of a chunk that reads it: it has copies along
     axes where it is replicated."""
     mesh = logical.mesh
@@ -159,7 +174,7 @@ def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]
     whole_along = {axis for axis, way in layout if way == REPLICATED}
     copying = [o for o in node.owners if o.axis in whole_along]
     cutting = [o for o in copying if o.zero and sizes[o.axis] > 1]
-    options = {(o.zero, *_paced(o)) for o in cutting}
+    options = {(o.zero, *_paced(o, cadences)) for o in cutting}
     if len(options) > 1:
         raise AxisError(
             f"{node.name} is cut along {', '.join(o.axis for o in cutting)} in different ways",
@@ -168,7 +183,7 @@ def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]
         )
     whole = [o for o in copying if o not in cutting and sizes[o.axis] > 1]
     first = (cutting or copying or [Owner("", "", "batch", "reduce", node.origin)])[0]
-    prefetch, reuse = _paced(first) if cutting else (1, 1)
+    prefetch, reduce_every, reuse = _paced(first, cadences) if cutting else (1, ONCE, 1)
     sizes_given = [o.bucket_size for o in copying if o.bucket_size is not None]
     return Keeping(
         over=_ordered(mesh.names, {o.axis for o in cutting}),
@@ -178,6 +193,7 @@ def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]
         zero=first.zero if cutting else 0,
         bucket_size=min(sizes_given, default=None),
         prefetch=prefetch,
+        reduce_every=reduce_every,
         reuse=reuse,
         reduce_stream=first.stream,
         gather_stream=first.gather_stream or "gather",
@@ -185,9 +201,16 @@ def _keeping(logical: Graph, node: Chunk, layout: Layouts, calls: Sequence[Call]
     )
 
 
-def _paced(owner: Owner) -> tuple[int, int]:
-    """`prefetch` and `reuse`, which say nothing where parameters stay whole."""
-    return (owner.prefetch, owner.reuse) if owner.zero == 3 else (1, 1)
+def _paced(owner: Owner, cadences: Mapping[int, Cadence]) -> tuple[int, int, int]:
+    """`prefetch`, which says nothing where parameters stay whole, `reduce_every` and `reuse`."""
+    chosen = cadences.get(owner.origin)
+    reduce_every, reuse = owner.reduce_every, owner.reuse
+    if reduce_every is None:
+        reduce_every = chosen.reduce_every if chosen else ONCE
+    if reuse is None:
+        reuse = chosen.reuse if chosen else 1
+    assert reduce_every is not None and reuse is not None, "a choice for what is open"
+    return owner.prefetch if owner.zero == 3 else 1, reduce_every, reuse
 
 
 def _ordered(names: tuple[str, ...], wanted: set[str]) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from piper.passes.physical.loss import Divisor
 from piper.passes.physical.relayout import Way, collective
 from piper.plan.types import Bucket
 
-_Contributions = dict[tuple[int, Slice], list[tuple[Chunk, list[str]]]]
+_Members = list[tuple[Chunk, list[str]]]  # backwards, each with its gradients of a bucket
+_Contributions = dict[tuple[int, Slice], _Members]
 
 
 def reduce_gradients(draft: Draft, bucketed: Bucketed) -> dict[tuple[int, Slice], str]:
@@ -61,27 +62,38 @@ class _Reduction:
         self.terms = bucket_layout(bucketed, number, over=PARTIAL, copies=PARTIAL)
         self.shards = bucket_layout(bucketed, number, over=Split(0), copies=PARTIAL)
 
-    def run(self, contributions: list[tuple[Chunk, list[str]]]) -> str:
-        zero = self.keeping.zero
-        if zero == 0:
+    def run(self, contributions: _Members) -> str:
+        turns = self._turns(contributions)
+        if self.keeping.zero == 0:
             total = self._value("$grad", "gradient", self.terms)
             self._sum_all(contributions, total)
-        elif zero == 1:
+        elif len(turns) < 2:
             whole = self._value("$sum", "sum", self.terms)
             self._sum_all(contributions, whole)
             total = self._value("$grad", "gradient", self.shards)
             self._change(f"scatter>{total}", whole, total, ())
         else:
             total = self._value("$grad", "gradient", self.shards)
-            self._sum_scattered(contributions, total)
+            for members in turns:
+                self._sum_scattered(members, total)
         return self._reduce_copies(total)
+
+    def _turns(self, contributions: _Members) -> list[_Members]:
+        """What is reduced at once: the contributions of so many microbatches."""
+        by_microbatch: dict[int, _Members] = defaultdict(list)
+        for node, names in contributions:
+            by_microbatch[self.draft.logical.microbatch(node)].append((node, names))
+        found = [by_microbatch[number] for number in sorted(by_microbatch)]
+        size = self.keeping.reduce_every or max(1, len(found))
+        starts = range(0, len(found), size)
+        return [[one for some in found[i : i + size] for one in some] for i in starts]
 
     def _value(self, prefix: str, role: Role, layout: Layouts, suffix: str = "") -> str:
         name = at_slice(f"{prefix}.{self.bucket.name}{suffix}", self.at)
         type = bucket_type(self.draft, self.bucket, layout, self.dtype)
         return self.draft.value(Value(name, role, type, layout, slice=self.at, bucket=self.number))
 
-    def _sum_all(self, contributions: list[tuple[Chunk, list[str]]], total: str) -> None:
+    def _sum_all(self, contributions: _Members, total: str) -> None:
         """Each backward adds what it has as soon as it has it."""
         for node, names in contributions:
             suffix = "" if self.keeping.zero == 0 else f">{self.bucket.name}"
@@ -89,31 +101,24 @@ class _Reduction:
         if not contributions:
             self._add(f"zeros>{total}", [], total, ())
 
-    def _sum_scattered(self, contributions: list[tuple[Chunk, list[str]]], total: str) -> None:
-        """Each microbatch's gradient is reduced at once, so that none is ever whole for long."""
-        by_microbatch: dict[int, list[tuple[Chunk, list[str]]]] = defaultdict(list)
-        for node, names in contributions:
-            by_microbatch[self.draft.logical.microbatch(node)].append((node, names))
-        for members in by_microbatch.values():
-            tags = members[-1][0].tags
-            suffix = f">{members[-1][0].name}"
-            names = [name for _, found in members for name in found]
-            whole = self._value("$sum", "sum", self.terms, suffix)
-            self._add(f"pack>{whole}", names, whole, tags)
-            part = self._value("$part", "param_grad", self.shards, suffix)
-            self._change(f"scatter>{part}", whole, part, tags)
-            self.draft.node(
-                Accumulate(
-                    name=f"add>{part}",
-                    tags=tags,
-                    inputs=(part,),
-                    outputs=(total,),
-                    slice=self.at,
-                    origin=self.keeping.origin,
-                )
+    def _sum_scattered(self, members: _Members, total: str) -> None:
+        """The sum of some microbatches is reduced once it is there, so that it is not whole for long."""
+        tags = members[-1][0].tags
+        suffix = f">{members[-1][0].name}"
+        whole = self._value("$sum", "sum", self.terms, suffix)
+        self._sum_all(members, whole)
+        part = self._value("$part", "param_grad", self.shards, suffix)
+        self._change(f"scatter>{part}", whole, part, tags)
+        self.draft.node(
+            Accumulate(
+                name=f"add>{part}",
+                tags=tags,
+                inputs=(part,),
+                outputs=(total,),
+                slice=self.at,
+                origin=self.keeping.origin,
             )
-        if not contributions:
-            self._add(f"zeros>{total}", [], total, ())
+        )
 
     def _add(self, name: str, names: list[str], total: str, tags: Tags) -> None:
         offsets = [self.bucketed.offset(self.draft.values[grad].of) for grad in names]

@@ -21,6 +21,7 @@ def summarize(plan: Plan) -> str:
         order = record.directive
         if isinstance(order, Order) and isinstance(order.groups, Table) and plan.train:
             lines.append(f"schedule {order.groups.name} along {order.axis}")
+    lines += [f"{plan.history[each.origin]}: {each}" for each in plan.cadences]
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
         ranks = plan.mesh.size_of(plan.mesh.free(found.slice))

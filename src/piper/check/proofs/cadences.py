@@ -1,0 +1,70 @@
+"""cadences: gradients are reduced as often as was asked, so that no sum is whole for longer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from piper.check.parties import Party, World
+from piper.check.problem import Problem, problem
+from piper.directives.split import Split
+from piper.ir.nodes import ONCE, TRACED, Tags
+from piper.plan.cadence import asked_for, every
+from piper.plan.tasks import Add, Comm, scatters
+
+
+def cadences(world: World) -> Iterator[Problem]:
+    """Reductions of a bucket that take more or fewer microbatches than was asked."""
+    for party in world.distinct:
+        yield from _Cadences(world, party).run()
+
+
+class _Cadences:
+    def __init__(self, world: World, party: Party) -> None:
+        self.world = world
+        self.party = party
+        self.chosen = {cadence.origin: cadence for cadence in world.plan.cadences}
+        records = (record.directive for record in world.plan.history)
+        self.tags = {split.tag for split in records if isinstance(split, Split)}
+        self.summed: dict[int, set[Tags]] = defaultdict(set)  # sum -> microbatches that are in it
+        self.reduced: dict[int, list[tuple[int, int]]] = defaultdict(
+            list
+        )  # bucket -> task, how many
+
+    def run(self) -> Iterator[Problem]:
+        for index, task in enumerate(self.party.tasks):
+            if isinstance(task, Add):
+                for total in task.sums:
+                    if self.party.slots[total].kind == "sum":
+                        self.summed[total].add(self._microbatch(task.tags))
+            elif scatters(task) and self.party.slots[task.source].bucket >= 0:
+                bucket = self.party.slots[task.source].bucket
+                taken = self.summed.pop(task.source, set())
+                self.reduced[bucket].append((index, len(taken)))
+        for found in self.reduced.values():
+            yield from self._bucket(found)
+
+    def _microbatch(self, tags: Tags) -> Tags:
+        return tuple((tag, value) for tag, value in tags if tag in self.tags)
+
+    def _bucket(self, found: list[tuple[int, int]]) -> Iterator[Problem]:
+        for place, (index, taken) in enumerate(found):
+            task = self.party.tasks[index]
+            assert isinstance(task, Comm)
+            asked = self._asked(task)
+            last = place == len(found) - 1
+            if asked == ONCE and len(found) > 1:
+                text = f"{task.name} is one of {len(found)} reductions, {every(ONCE)} was asked"
+                yield self._problem(text, index)
+            elif asked != ONCE and (taken > asked or (taken < asked and not last)):
+                text = f"{task.name} reduces {taken} microbatches, {every(asked)} was asked"
+                yield self._problem(text, index)
+
+    def _asked(self, task: Comm) -> int:
+        if task.origin == TRACED:
+            return ONCE
+        directive = self.world.plan.history[task.origin].directive
+        return asked_for(directive, self.chosen, task.origin)[0]
+
+    def _problem(self, text: str, index: int) -> Problem:
+        return problem(self.world, "updates", text, (self.party, index))

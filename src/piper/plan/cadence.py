@@ -1,0 +1,50 @@
+"""Cadence: how often gradients are reduced and parameters gathered, as said or as chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from piper.ir.directive import AnyDirective
+from piper.ir.nodes import ONCE
+
+
+class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of the directive `origin`, what its user left open, and the reason for the choice: whole sums are
+    reduced after every `reduce_every` microbatches, and what is gathered stays for `reuse` uses. Either
+    is ONCE a step, or None where the user has said it."""
+
+    origin: int
+    reduce_every: int | None
+    reuse: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        words = []
+        if self.reduce_every is not None:
+            words.append(f"gradients are reduced {every(self.reduce_every)}")
+        if self.reuse is not None:
+            held = "a step" if self.reuse == ONCE else f"{self.reuse} uses"
+            often = "for each use" if self.reuse == 1 else f"once for {held}"
+            words.append(f"parameters are gathered {often}")
+        return f"{', '.join(words)}: {self.reason}"
+
+
+def every(number: int) -> str:
+    """In words."""
+    if number == ONCE:
+        return "once a step"
+    return "after each microbatch" if number == 1 else f"after every {number} microbatches"
+
+
+def asked_for(directive: AnyDirective, chosen: Mapping[int, Cadence], origin: int) -> tuple[int, int]:
+    """`reduce_every` and `reuse` that hold for a directive: as it says, else as was chosen."""
+    found = chosen.get(origin)
+    said = (getattr(directive, "reduce_every", None), getattr(directive, "reuse", None))
+    open_to = (found.reduce_every, found.reuse) if found else (None, None)
+    every_, uses = (
+        ONCE if isinstance(one, str) else other if one is None else one
+        for one, other in zip(said, open_to, strict=True)
+    )
+    return (ONCE if every_ is None else every_), (1 if uses is None else uses)
