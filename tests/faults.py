@@ -417,6 +417,21 @@ def lost_add(plan: Plan) -> Iterator[Fault]:
             yield fault(with_tasks(plan, number, tasks), "updates", maker.name)
 
 
+def another_cadence(plan: Plan) -> Iterator[Fault]:
+    """Gradients are reduced more often, or more rarely, than the directive says."""
+    for origin, record in enumerate(plan.history):
+        said = getattr(record.directive, "reduce_every", None)
+        scatters = [t for _, _, _, t in each(plan, "reduce_scatter") if t.origin == origin]
+        for other in (1, 2, 3, "step") if said is not None and scatters else ():
+            if other == said:
+                continue
+            directive = msgspec.structs.replace(record.directive, reduce_every=other)
+            history = list(plan.history)
+            history[origin] = msgspec.structs.replace(record, directive=directive)
+            changes = msgspec.structs.replace(plan, history=tuple(history))
+            yield fault(changes, "updates", *(task.name for task in scatters))
+
+
 def sum_started_again(plan: Plan) -> Iterator[Fault]:
     for number, _, index, task in each(plan, "add"):
         if task.first and not any(task.first):
@@ -574,6 +589,6 @@ FAULTS: dict[str, Plant] = {
         gather_shared_too_often, late_add, lost_add, sum_started_again, sum_never_started,
         early_read, unsettled_update, norm_of_another, wrong_divisor, misplaced_gradient, wrong_seed,
         dropped_fold, folds_in_another_order, folded_from_one_rank, shared_while_in_use,
-        unawaited_turn, unlike_buffer,
+        unawaited_turn, unlike_buffer, another_cadence,
     )
 }  # fmt: skip

@@ -25,6 +25,9 @@ AXES: dict[str, tuple[Any, ...]] = {
     "zero": ZERO, "schedule": SCHEDULE, "experts": EXPERTS, "model": MODEL
 }  # fmt: skip
 
+# How often gradients that are kept in parts are reduced: in turns, each with every schedule and model.
+REDUCE_EVERY = ("step", 1, 2, 3)
+
 # Per rank of the pipeline, the microbatches that a data rank must have; others need two in all.
 _LEAST = {"dualpipe": 2, "dualpipev": 2}
 _PROGRAM = {"tied": "deep"}
@@ -87,13 +90,14 @@ class Cell:
         options: dict[str, Any] = {"zero": self.zero}
         if self.schedule != "none":
             options["schedule"] = self.schedule
+        turn = SCHEDULE.index(self.schedule) + MODEL.index(self.model)
         if self.zero >= 2:
             options["bucket_size"] = _BUCKET
+            options["reduce_every"] = REDUCE_EVERY[turn % len(REDUCE_EVERY)]
         if self.zero == 3 and self.experts == "sharded":
-            options |= {"prefetch": 2, "reuse": 2}
+            options |= {"prefetch": 2, "reuse": (2, "step")[turn // len(REDUCE_EVERY) % 2]}
         if self.model == "recompute":
-            turn = self.zero + SCHEDULE.index(self.schedule)
-            options["recompute"] = ("nothing", "expensive")[turn % 2]
+            options["recompute"] = ("nothing", "expensive")[(self.zero + turn) % 2]
         return parallel(microbatches=self.microbatches, **self.degrees, **options)
 
     def job(self, device: str = "cpu") -> Job:

@@ -38,11 +38,14 @@ _STRATEGIES: dict[str, tuple[str, Callable[[], Callable[..., None]], dict[str, A
     "pp_dp8_ep": ("tied", lambda: parallel(pp=2, dp=8, ep=2, microbatches=2), {}),
     "clipped": ("tied", lambda: parallel(pp=2, dp=4, ep=2, microbatches=2), {"clip": 1.0}),
     "zero1": ("tied", lambda: sharded_state(1, pp=2, dp=2, ep=2), {"clip": 1.0, "late_clip": True}),
-    "zero2": ("tied", lambda: sharded_state(2, pp=2, dp=4, ep=2), {"clip": 1.0}),
+    "zero2": ("tied", lambda: sharded_state(2, pp=2, dp=4, ep=2, reduce_every=1), {"clip": 1.0}),
     "zero3": ("tied", lambda: sharded_state(3, pp=2, dp=2, ep=2), {}),
     "state": ("statistics", lambda: parallel(pp=2, dp=2, microbatches=4, zero=1), {}),
     "zero3_reuse": ("tied", lambda: sharded_state(3, pp=2, dp=4, ep=2, reuse=2, prefetch=2), {}),
-}
+    "zero3_pairs": (
+        "tied", lambda: parallel(pp=2, dp=2, microbatches=4, zero=3, reduce_every=2, reuse="step"), {}
+    ),
+}  # fmt: skip
 NAMES = tuple(_STRATEGIES)
 
 

@@ -407,7 +407,10 @@ class _Build:
         zero = self.rng.randint(0, 3)
         more = f", zero={zero}" if zero else ""
         if self.chance(40):
-            more += f", prefetch={self.one_of((0, 1, 2, 5))}, reuse={self.one_of((1, 2, 3))}"
+            uses = self.one_of((1, 2, 3, "'step'"))
+            more += f", prefetch={self.one_of((0, 1, 2, 5))}, reuse={uses}"
+        if zero > 1 and self.chance(60):
+            more += f", reduce_every={self.one_of((1, 2, 3))}"
         parts = [axes]
         if len(axes) > 1 and self.chance(50):
             parts = [(axis,) for axis in axes]

@@ -311,7 +311,8 @@ def _bad_options(strategy: Strategy, rng: Random) -> Found:
 _BAD_OPTIONS = (
     "zero=4", "zero=-1", "zero='2'", "zero=None", "prefetch=-1", "prefetch=1.5", "prefetch=None",
     "reuse=0", "reuse='1'", "bucket_size=0", "bucket_size=-3", "bucket_size=1.5",
-    "bucket_size='5 parsecs'", "bucket_size='MiB'",
+    "bucket_size='5 parsecs'", "bucket_size='MiB'", "reduce_every=1", "zero=2, reduce_every=0",
+    "zero=3, reduce_every='end'", "zero=2, reduce_every=True", "zero=3, reuse='always'",
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from piper.plan.report.plan_text import plan_to_text
 
 if TYPE_CHECKING:
     from piper.api.job import Job
+    from piper.cost.machine import Machine
 
 
 def add_parser(commands: Any) -> None:
@@ -67,6 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     if program.history:
         print(program.history_as_code())
     print(job.summary())
+    machine = given_machine(arguments)
+    if machine is not None:
+        print(_foreseen(job, machine))
     if arguments.tasks:
         print(plan_to_text(job.plan))
     if arguments.timings:
@@ -74,6 +78,18 @@ def run(arguments: argparse.Namespace) -> int:
     for name in written:
         print(f"wrote {name}")
     return 0
+
+
+def _foreseen(job: Job, machine: Machine) -> str:
+    """A step on the machine, and the communication that nothing hides there."""
+    from piper.insight.causes import Causes
+    from piper.insight.exposed import exposed
+    from piper.insight.step_text import exposed_text, show_seconds
+    from piper.sim.simulate import simulate
+
+    causes = Causes(job.plan, simulate(job.plan, machine, steps=2))
+    step = f"step on {machine.name}: {show_seconds(causes.end - causes.begin)} (simulated)"
+    return "\n".join([step, *exposed_text(exposed(causes))])
 
 
 def _save(job: Job, path: str) -> None:

@@ -219,12 +219,16 @@ def _common_facts(timeline: Timeline, machine: Machine) -> dict[str, Any]:
 
 
 def _facts(timeline: Timeline, causes: Any, machine: Machine) -> dict[str, Any]:
+    import msgspec
+
     from piper.insight.critical_path import critical_path
+    from piper.insight.exposed import exposed
 
     path = critical_path(causes)
     return {
         "plan": timeline.plan,
         **_common_facts(timeline, machine),
+        "exposed": msgspec.to_builtins(exposed(causes)),
         "critical_path": {
             "by_kind": path.by_kind, "by_directive": path.by_directive, "by_track": path.by_track
         },

@@ -69,7 +69,7 @@ def _open_in(graph: Graph) -> list[_Open]:
 
 
 def _moved(each: _Open, microbatches: int, reduce_every: int, reuse: int) -> int:
-    """Bytes a step, up to what the number of ranks makes of them; each microbatch uses parameters twice."""
+    """Bytes a step, of each rank's link alike; each microbatch uses parameters twice."""
     reductions = ceil(microbatches / reduce_every) if reduce_every else 1
     uses = ceil(2 * microbatches / reuse) if reuse else 1
     return each.reduces * each.grad_bytes * reductions + each.gathers * each.param_bytes * uses

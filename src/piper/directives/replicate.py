@@ -94,20 +94,24 @@ class Replicate(Selecting, frozen=True, kw_only=True):
         return own(graph, names, axes, owner, call=site.call)
 
     def _check_numbers(self, call: Call) -> None:
-        whole = self.zero < 2 and self.reduce_every not in (None, STEP)
-        for name, value, good in (
-            ("zero", self.zero, self.zero in (0, 1, 2, 3)),
-            ("prefetch", self.prefetch, isinstance(self.prefetch, int) and self.prefetch >= 0),
-            ("reduce_every", self.reduce_every, _is_cadence(self.reduce_every) and not whole),
-            ("reuse", self.reuse, _is_cadence(self.reuse)),
+        whole = self.zero in (0, 1) and self.reduce_every not in (None, STEP)
+        every = f"reduce_every={self.reduce_every!r} with zero={self.zero}"
+        for asked, good in (
+            (f"zero={self.zero!r}", self.zero in (0, 1, 2, 3)),
+            (
+                f"prefetch={self.prefetch!r}",
+                isinstance(self.prefetch, int) and self.prefetch >= 0,
+            ),
+            (every, _is_cadence(self.reduce_every) and not whole),
+            (f"reuse={self.reuse!r}", _is_cadence(self.reuse)),
         ):
             if not good:
                 raise AxisError(
-                    f"{name}={value!r}" + (f" with zero={self.zero}" if name[:3] == "red" else ""),
+                    asked,
                     call=call,
                     requirement=3,
-                    legal="zero=0, 1, 2 or 3, prefetch=0 or more, "
-                    'reuse=1 or more, or "step", and so reduce_every, with zero=2 or 3',
+                    legal='zero=0, 1, 2 or 3, prefetch=0 or more, reuse=1 or more, or "step"; '
+                    "reduce_every likewise, with zero=2 or 3",
                 )
 
     def _bucket_bytes(self, call: Call) -> int | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from piper.insight.causes import Causes
 from piper.insight.critical_path import CriticalPath, critical_path
+from piper.insight.exposed import Exposed, exposed
 from piper.insight.use_of_time import TrackUse, use_of_time
+from piper.ir.form.byte_sizes import show_size
 from piper.plan.types import Plan
 
 _SHOWN = 8
@@ -32,6 +34,7 @@ def _lines(plan: Plan, causes: Causes) -> Iterator[str]:
     seconds = causes.end - causes.begin
     yield f"{timeline.source} step: {show_seconds(seconds)}"
     yield from used(use_of_time(timeline, causes.step))
+    yield from exposed_text(exposed(causes))
     path = critical_path(causes)
     yield from path_text(path)
 
@@ -53,6 +56,22 @@ def used(found: list[TrackUse]) -> Iterator[str]:
         yield f"  {use.track:<{wide}}  {parts}{hidden}{held}"
     if len(found) > _MOST_TRACKS:
         yield f"  and {len(found) - _MOST_TRACKS} more"
+
+
+def exposed_text(rows: Sequence[Exposed]) -> Iterator[str]:
+    """What communication nothing hides, by kind and directive, on the track that has most of it."""
+    left = [row for row in rows if row.exposed > 0]
+    if not left:
+        if rows:
+            yield "exposed communication: none"
+        return
+    seconds, nbytes = sum(row.exposed for row in left), sum(row.exposed_bytes for row in left)
+    yield f"exposed communication of {left[0].track}: {show_seconds(seconds)}, {show_size(nbytes)}"
+    for row in left[:_SHOWN]:
+        yield (
+            f"    {show_seconds(row.exposed):>9}  {row.exposed / row.seconds:6.1%}  {row.kind}, "
+            f"{show_size(row.exposed_bytes)} of {show_size(row.nbytes)}: {row.directive}"
+        )
 
 
 def path_text(path: CriticalPath) -> Iterator[str]:

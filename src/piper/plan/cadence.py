@@ -38,7 +38,9 @@ def every(number: int) -> str:
     return "after each microbatch" if number == 1 else f"after every {number} microbatches"
 
 
-def asked_for(directive: AnyDirective, chosen: Mapping[int, Cadence], origin: int) -> tuple[int, int]:
+def asked_for(
+    directive: AnyDirective, chosen: Mapping[int, Cadence], origin: int
+) -> tuple[int, int]:
     """`reduce_every` and `reuse` that hold for a directive: as it says, else as was chosen."""
     found = chosen.get(origin)
     said = (getattr(directive, "reduce_every", None), getattr(directive, "reuse", None))

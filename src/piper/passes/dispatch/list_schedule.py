@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from piper.cost.estimate import NodeSeconds
 from piper.errors import PlanError
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
-from piper.ir.nodes import Chunk, Comm, Node, Settle, Update
+from piper.ir.nodes import COMPUTE, Accumulate, Chunk, Comm, Node, Settle, Update
 from piper.ir.order.sorting import data_successors, edge_successors, reordered
 from piper.mesh import Slice
 
 _Rank = tuple[int, int, int]
+_AT_ONCE = -1
 
 
 class Ordered(NamedTuple):
@@ -69,14 +70,16 @@ class _Simulation:
                 for target in targets:
                     self.missing[target] += 1
         self.rank = _ranks(graph)
+        self.adds_left = _additions(graph)  # sum of a bucket -> what is still to be added to it
         self.queue_of = _queues(graph)
+        self.computes = {self.queue_of[n.name] for n in graph.nodes.values() if n.stream == COMPUTE}
         num_queues = max(self.queue_of.values(), default=-1) + 1
         self.ready: list[list[tuple[_Rank, str]]] = [[] for _ in range(num_queues)]
         self.later: list[list[tuple[float, _Rank, str]]] = [[] for _ in range(num_queues)]
         self.free_at = [0.0] * num_queues
         self.pending = [math.inf] * num_queues  # when a queue is next looked at
         self.number: dict[int, int] = {}  # of queues, in the order in which they begin
-        self.wake: list[tuple[float, int, int]] = []
+        self.wake: list[tuple[float, bool, int, int]] = []
         self.inputs_at = dict.fromkeys(graph.nodes, 0.0)
         self.order: list[str] = []
         self.times: list[tuple[float, float]] = []
@@ -86,7 +89,7 @@ class _Simulation:
             if missing == 0:
                 self._arrived(name)
         while self.wake:
-            now, _, queue = heapq.heappop(self.wake)
+            now, *_, queue = heapq.heappop(self.wake)
             if self.pending[queue] == now:  # else it was woken before, and knows when to go on
                 self.pending[queue] = math.inf
                 self._advance(queue, now)
@@ -107,15 +110,22 @@ class _Simulation:
             at = max(self.inputs_at[member] for member in members)
             name = members[0]
         queue = self.queue_of[name]
+        if self._ends_a_sum(self.nodes[name]):
+            self.rank[name] = (_AT_ONCE, *self.rank[name][1:])
         heapq.heappush(self.later[queue], (at, self.rank[name], name))
         self._wake(max(at, self.free_at[queue]), queue)
 
+    def _ends_a_sum(self, node: Node) -> bool:
+        """Whether a gradient is whole after this, and its reduction can begin beside what follows."""
+        return isinstance(node, Accumulate) and self.adds_left.get(node.outputs[0]) == 1
+
     def _wake(self, at: float, queue: int) -> None:
-        """Look at a queue at a time, or before: it then finds by itself when to look again."""
+        """Look at a queue at a time, or before: it then finds by itself when to look again. Of those
+        that are looked at in one moment, communication comes first: it goes on beside the host."""
         if at < self.pending[queue]:
             self.pending[queue] = at
             number = self.number.setdefault(queue, len(self.number))
-            heapq.heappush(self.wake, (at, number, queue))
+            heapq.heappush(self.wake, (at, queue in self.computes, number, queue))
 
     def _advance(self, queue: int, now: float) -> None:
         later, ready = self.later[queue], self.ready[queue]
@@ -141,6 +151,8 @@ class _Simulation:
         if _is_send(node):
             for target in (*following, *ordered):  # messages are received as they were sent
                 self.rank[target] = (0, len(self.order), 0)
+        if isinstance(node, Accumulate) and node.outputs[0] in self.adds_left:
+            self.adds_left[node.outputs[0]] -= 1
         self.order.append(name)
         self.times.append((now, end))
         for target in following:
@@ -182,13 +194,22 @@ def _collectives(graph: Graph) -> dict[str, tuple[str, ...]]:
     return {name: tuple(names) for names in members.values() for name in names}
 
 
+def _additions(graph: Graph) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for node in graph.nodes.values():
+        if isinstance(node, Accumulate) and graph.values[node.outputs[0]].bucket >= 0:
+            found[node.outputs[0]] += 1
+    return found
+
+
 def _is_send(node: Node) -> bool:
     return isinstance(node, Comm) and communication(node.comm).sends
 
 
 def _ranks(graph: Graph) -> dict[str, _Rank]:
-    """What runs first when several could: what others wait for, then Updates, so that what follows them
-    runs behind BW, then what frees memory, then forwards; early microbatches first."""
+    """What runs first when several could: the end of a gradient's sum, what others wait for, then
+    Updates, so that what follows them runs behind BW, then what frees memory, then forwards; early
+    microbatches first."""
     return {
         name: (_urgency(node), graph.microbatch(node), index)
         for index, (name, node) in enumerate(graph.nodes.items())

@@ -179,8 +179,8 @@ class _Pacing:
     # Gathers
 
     def add_gathers(self, at: Slice, names: list[str]) -> None:
-        """A gather for every use of a bucket that is not kept whole, or for `reuse` uses in a row, or for
-        all where that is ONCE."""
+        """A gather for every use of a bucket that is not kept whole, or for `reuse` uses in a row, or
+        for all where that is ONCE."""
         gathers: list[_Gather] = []
         open_gather: dict[int, _Gather] = {}
         for index, name in enumerate(names):
