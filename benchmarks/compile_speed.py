@@ -75,8 +75,16 @@ def llama_traced(pp: int, dp: int, microbatches: int) -> Program:
 
 
 def compile_llama(program: Program, *, pp: int, dp: int, microbatches: int, zero: int) -> Job:
-    strategy = parallel(pp=pp, dp=dp, zero=zero, schedule="1f1b", microbatches=microbatches)
+    strategy = parallel(
+        pp=pp, dp=dp, zero=zero, schedule="1f1b", microbatches=microbatches,
+        reduce_every=most_often(zero),
+    )  # fmt: skip
     return program.apply(strategy).lower()
+
+
+def most_often(zero: int) -> int | None:
+    """As many reductions as there can be: the largest plans."""
+    return 1 if zero > 1 else None
 
 
 def traced(pp: int, dp: int, microbatches: int) -> Program:
@@ -86,8 +94,9 @@ def traced(pp: int, dp: int, microbatches: int) -> Program:
 
 def compile_once(program: Program, *, pp: int, dp: int, microbatches: int, zero: int) -> Job:
     strategy = parallel(
-        pp=pp, dp=dp, ep=2, zero=zero, schedule="dualpipev", microbatches=microbatches
-    )
+        pp=pp, dp=dp, ep=2, zero=zero, schedule="dualpipev", microbatches=microbatches,
+        reduce_every=most_often(zero),
+    )  # fmt: skip
     return program.apply(strategy).lower()
 
 

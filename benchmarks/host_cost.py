@@ -57,7 +57,11 @@ def lower(row: str, sizes: Sizes) -> Job:
         strategy = parallel(pp=RANKS, schedule=row, microbatches=sizes.microbatches)
     else:
         stages = sizes.layers if row == "zero3" else 1
-        strategy = parallel(dp=RANKS, zero=int(row[-1]), microbatches=sizes.microbatches // RANKS)
+        often = 1 if row == "zero3" else None  # as FSDP2 does
+        microbatches = sizes.microbatches // RANKS
+        strategy = parallel(
+            dp=RANKS, zero=int(row[-1]), microbatches=microbatches, reduce_every=often
+        )
     return traced(sizes, stages).apply(strategy).lower(optimizer=piper.adamw(lr=1e-4))
 
 

@@ -56,9 +56,11 @@ def cpu_cases(options: Any) -> dict[str, Case]:
             strategy = parallel(pp=RANKS, schedule=name, microbatches=sizes.microbatches)
         else:
             stages = sizes.layers
+            zero = int(name[-1])
             strategy = parallel(
-                dp=RANKS, zero=int(name[-1]), microbatches=sizes.microbatches // RANKS
-            )
+                dp=RANKS, zero=zero, microbatches=sizes.microbatches // RANKS,
+                reduce_every=1 if zero > 1 else None,
+            )  # fmt: skip
         return traced(sizes, stages).apply(strategy).lower(optimizer=piper.adamw(lr=1e-4))
 
     def experts() -> Job:
@@ -88,7 +90,10 @@ def gpu_cases(options: Any) -> dict[str, Case]:
     }
 
     def both(zero: int) -> Job:
-        strategy = parallel(pp=2, dp=2, zero=zero, schedule="1f1b", microbatches=4)
+        strategy = parallel(
+            pp=2, dp=2, zero=zero, schedule="1f1b", microbatches=4,
+            reduce_every=1 if zero > 1 else None,
+        )  # fmt: skip
         program = shared_gpu.traced(sizes, 2).apply(strategy)
         fused = {} if options.small else {"fused": True}
         return program.lower(optimizer=piper.adamw(lr=1e-4, **fused), device=given.device)

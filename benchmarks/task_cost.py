@@ -50,8 +50,9 @@ def dense(schedule: str, *, dp: int = 1, zero: int = 0) -> tuple[Job, dict[str, 
     batch = make_batch(TINY)
     program = piper.trace(lambda: Transformer(TINY, 4 if schedule == "1f1b" else 8), batch, step)
     strategy = piper.strategies.parallel(
-        pp=RANKS, dp=dp, zero=zero, schedule=schedule, microbatches=MICROBATCHES // dp
-    )
+        pp=RANKS, dp=dp, zero=zero, schedule=schedule, microbatches=MICROBATCHES // dp,
+        reduce_every=compile_speed.most_often(zero),
+    )  # fmt: skip
     return program.apply(strategy).lower(optimizer=piper.adamw(lr=1e-4)), batch
 
 
@@ -60,7 +61,13 @@ def experts() -> tuple[Job, dict[str, Tensor]]:
     batch = {"x": tokens, "y": tokens}
     program = piper.trace(lambda: compile_speed.Model(2 * RANKS), batch, compile_speed.step)
     strategy = piper.strategies.parallel(
-        pp=RANKS, dp=2, ep=2, zero=2, schedule="dualpipev", microbatches=MICROBATCHES
+        pp=RANKS,
+        dp=2,
+        ep=2,
+        zero=2,
+        schedule="dualpipev",
+        microbatches=MICROBATCHES,
+        reduce_every=1,
     )
     return program.apply(strategy).lower(optimizer=piper.adamw(lr=1e-4)), batch
 

@@ -278,7 +278,8 @@ def reused_early(plan: Plan) -> Iterator[Fault]:
                         if same == (known.shape, known.dtype, known.bound, use[slot]):
                             if other not in task.reads:
                                 tasks = [with_slots(t, {slot: other}) for t in part.tasks]
-                                yield fault(with_tasks(plan, number, tasks), "memory", task.name)
+                                wrong = with_tasks(plan, number, tasks)
+                                yield fault(wrong, "memory collectives", task.name)
                             break
                     live.append(slot)
             live = [slot for slot in live if slot not in task.frees]

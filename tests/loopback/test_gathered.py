@@ -269,7 +269,7 @@ def test_what_is_gathered_once_and_kept_exceeds_the_bound() -> None:
 def test_whole_gradients_wait_for_their_reduction_two_at_a_time(case: str, zero: int) -> None:
     """Under ZeRO 2 and 3 a bucket's whole gradient lives until it is scattered, however late that is."""
     name, degrees = CASES[case]
-    strategy = parallel(zero=zero, bucket_size=LAYER, **degrees)
+    strategy = parallel(zero=zero, bucket_size=LAYER, reduce_every=1, **degrees)
     job = _program(name).apply(strategy).lower()
     largest = max(bucket.size for bucket in job.plan.buckets) * 8
     most = 0

@@ -190,7 +190,10 @@ class _Narrow(nn.Module):
 def _narrow_plan(dp: int, microbatches: int, *, zero: int = 2) -> Plan:
     rows = torch.ones(microbatches * dp, 4)
     program = piper.trace(_Narrow, rows, lambda model, batch: model(batch))
-    strategy = parallel(pp=2, dp=dp, zero=zero, schedule="zbv", microbatches=microbatches)
+    often = 1 if zero > 1 else None
+    strategy = parallel(
+        pp=2, dp=dp, zero=zero, schedule="zbv", microbatches=microbatches, reduce_every=often
+    )
     return program.apply(strategy).lower().plan
 
 

@@ -84,7 +84,7 @@ class BodyStore:
             joint = trace_joint(code, device=device, run=run)
         nan_where_checks_fail(joint.graph)
         reshape_where_unsure(joint.graph)
-        growth = routing.num_ranks if routing else 1  # all rows may come to one rank
+        growth = min(routing.max_load, routing.num_ranks) if routing else 1.0
         parts = partition(joint, code, recompute)
         if routing is not None:
             refuse_mixed_rows(parts.forward, counts=routing.counts, rows=routing.rows)
@@ -107,7 +107,7 @@ class BodyStore:
             grads={i: given.spec for i, given in enumerate(code.inputs) if given.grad},
         )
 
-    def _spec(self, half: Half, constants: dict[str, torch.Tensor], growth: int) -> BodySpec:
+    def _spec(self, half: Half, constants: dict[str, torch.Tensor], growth: float) -> BodySpec:
         refuse_shared_memory(half.graph)
         return BodySpec(
             hash=self.add(half.graph, constants),

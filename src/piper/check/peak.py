@@ -30,7 +30,7 @@ def most_bytes(plan: Plan) -> int:
 
 
 def peak_of(world: World, party: Party) -> Peak:
-    """In dispatch order, at the bounds of what depends on the data."""
+    """In dispatch order, at the load that `shard` plans for."""
     local = world.local(party)
     ledger = MemoryLedger(world.plan, local)
     most, at, kept = ledger.total, -1, dict(ledger.held)

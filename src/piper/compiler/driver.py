@@ -170,7 +170,8 @@ def bodies_on(
     inside: dict[str, int] = {}
 
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
-        routing = Routing(size, form.counts, form.rows) if form else None
+        load = max((owner.max_load for owner in node.owners), default=1.0)
+        routing = Routing(size, form.counts, form.rows, load) if form else None
         code = traced.chunks[node.chunk].code
         chunk_bodies = source.bodies.chunk(
             code,

@@ -49,7 +49,7 @@ class Replicate(Selecting, frozen=True, kw_only=True):
 
         F[PP=0]  F[PP=1]  B[PP=1]  B[PP=0]
             owners + Owner(axis=dp, how=replicate, shares=batch, stream=reduce, origin=1,
-                bucket_size=67108864, zero=2, gather_stream=gather)
+                bucket_size=67108864, zero=2, reduce_every=none, gather_stream=gather)
         batch:x  %x  $d.%x/1
             layout {} -> {dp: split(0)}
         a.weight  b.weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from urllib.parse import unquote
 
@@ -14,13 +15,16 @@ from piper.ir.routing import counts_of, expert_form
 from piper.ir.select import select
 
 DEFAULT_STREAM = "exchange"
+MAX_LOAD = 2.0
 
 
 class Shard(Selecting, frozen=True, kw_only=True):
     """Give each rank along `over` its part of the selected regions' experts.
 
     Lowering exchanges the counts, reads them on the host, sends every row to the rank of its expert
-    (all_to_all), runs the region there, and sends the results back the same way.
+    (all_to_all), runs the region there, and sends the results back the same way. Memory is planned for
+    ranks that get up to `max_load` times the rows of an even share; more rows are no error, and take
+    more memory than planned.
 
     Requires:
         1. `over` names axes of the mesh.
@@ -29,13 +33,14 @@ class Shard(Selecting, frozen=True, kw_only=True):
            [N, ...] sorted by expert with N = sum(counts), and parameters whose dim 0 is E.
         4. E is a multiple of the number of ranks along `over`.
         5. No random operation is inside: its numbers would depend on how rows are spread.
+        6. `max_load` is a number, at least 1.
 
     Rewrite:
         s.shard(where(EP=0), over='ep')
         # changes 2 nodes
 
         F[EP=0]  B[EP=0]
-            owners + Owner(axis=ep, how=shard, shares=experts, stream=exchange, origin=1)
+            owners + Owner(axis=ep, how=shard, shares=experts, stream=exchange, origin=1, max_load=2.0)
         batch:x  w  $d.w/1
             layout {} -> {ep: split(0)}
         %grouped_mm_default
@@ -49,9 +54,18 @@ class Shard(Selecting, frozen=True, kw_only=True):
 
     over: str | tuple[str, ...]
     stream: str | None = None
+    max_load: float = MAX_LOAD
 
     def rewrite(self, graph: Graph, site: Site) -> Graph:
         call = site.call
+        load = self.max_load
+        if isinstance(load, bool) or not isinstance(load, int | float) or not 1 <= load < math.inf:
+            raise ShardError(
+                f"max_load={load!r}",
+                call=call,
+                requirement=6,
+                legal="1.0 where rows are spread evenly, or more",
+            )
         axes = axes_of(graph, self.over, call=call)
         names = select(graph, self.selector, call=call)
         size = graph.mesh.size_of(axes)
@@ -61,7 +75,7 @@ class Shard(Selecting, frozen=True, kw_only=True):
             if node.phase == "F":
                 _check_form(graph, node, size, call)
         stream = check_stream(graph, self.stream, call=call) if self.stream else DEFAULT_STREAM
-        owner = Owner("", "shard", "experts", stream, site.origin)
+        owner = Owner("", "shard", "experts", stream, site.origin, max_load=load)
         return own(graph, names, axes, owner, call=call, counts=partial(counts_of, graph))
 
 

@@ -27,6 +27,7 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     about `bucket_size` bytes. Gradients that are kept in parts are reduced after every `reduce_every`
     microbatches; a bucket that is gathered for its use may start `prefetch` chunks ahead, and stays for
     `reuse` uses. Both are once a step where they are ONCE, and not decided where they are None.
+    Memory is planned for `max_load` times an even share of rows.
     """
 
     axis: str
@@ -40,6 +41,7 @@ class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
     reduce_every: int | None = ONCE
     reuse: int | None = 1
     gather_stream: str = ""
+    max_load: float = 1.0
 
 
 class _Node(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="kind"):

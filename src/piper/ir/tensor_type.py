@@ -44,6 +44,13 @@ class TensorType(msgspec.Struct, frozen=True, omit_defaults=True):
     def nbytes(self) -> int:
         return _nbytes(self.shape, self.dtype)
 
+    def planned_nbytes(self, load: float) -> int:
+        """With `load` times the rows to expect, where they depend on the data, or as many as can be."""
+        if self.bound is None:
+            return self.nbytes
+        rows = min(self.bound, math.ceil(self.shape[0] * load))
+        return _nbytes((rows, *self.shape[1:]), self.dtype)
+
     @property
     def bound_nbytes(self) -> int:
         if self.bound is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from piper.directives.shard import Shard
 from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
 from piper.plan.group_runs import runs_within
 from piper.plan.local_order import Local
@@ -17,7 +18,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buff
 
 
 class MemoryLedger:
-    """What is alive on a rank, by category, at the bounds of what depends on the data. A task's writes
+    """What is alive on a rank, by category, at the load that `shard` plans for. A task's writes
     are alive from its start, its frees until its end; `inside` is what bodies under way make for
     themselves."""
 
@@ -25,7 +26,8 @@ class MemoryLedger:
         self.tasks, self.slots = local.tasks, local.slots
         self.root, self.use = local.root, local.use
         self.bodies = plan.inside
-        self.size = [_slot_bytes(slot) if slot.base < 0 else 0 for slot in self.slots]
+        load = planned_load(plan)
+        self.size = [_slot_bytes(slot, load) if slot.base < 0 else 0 for slot in self.slots]
         self.alive = [slot.kind in STAYING | FILLED for slot in self.slots]
         self._make_buffers()
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
@@ -85,10 +87,16 @@ class MemoryLedger:
         return sorted(found, reverse=True)
 
 
-def _slot_bytes(slot: Slot) -> int:
+def planned_load(plan: Plan) -> float:
+    """How many times an even share of rows a rank may get before it takes more than is planned."""
+    found = (record.directive for record in plan.history)
+    return max((shard.max_load for shard in found if isinstance(shard, Shard)), default=1.0)
+
+
+def _slot_bytes(slot: Slot, load: float) -> int:
     if slot.kind == "host":
         return 0
-    return slot.type.bound_nbytes
+    return slot.type.planned_nbytes(load)
 
 
 class _State:

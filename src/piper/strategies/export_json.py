@@ -11,7 +11,7 @@ from piper.directives.declare_stream import DeclareStream
 from piper.directives.order import Order
 from piper.directives.place import Place
 from piper.directives.replicate import Replicate
-from piper.directives.shard import Shard
+from piper.directives.shard import MAX_LOAD, Shard
 from piper.directives.split import Split
 from piper.errors import StrategyError
 from piper.ir.form.byte_sizes import parse_size
@@ -102,6 +102,8 @@ class _Export:
         yield from self._over_groups(record, "replicate", copied, published)
 
     def _shard(self, origin: int, record: Record, shard: Shard) -> Iterator[JsonEntry]:
+        if shard.max_load != MAX_LOAD:
+            self._refuse(record, "there is no max_load")
         yield from self._over_groups(record, "shard", shard, _named(stream=shard.stream))
 
     def _split(self, origin: int, record: Record, split: Split) -> Iterator[JsonEntry]:

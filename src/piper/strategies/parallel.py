@@ -11,6 +11,7 @@ import msgspec
 from piper.cost.machine_file import machine_of
 from piper.directives.recompute import Keep
 from piper.directives.schedule import Schedule
+from piper.directives.shard import MAX_LOAD
 from piper.errors import MeshError, ScheduleError
 from piper.ir.select import Selector, where
 from piper.mesh import Mesh
@@ -34,6 +35,7 @@ def parallel(
     prefetch: int = 1,
     reduce_every: int | str | None = None,
     reuse: int | str | None = None,
+    max_load: float = MAX_LOAD,
     recompute: Keep | None = None,
     costs: Mapping[str, float] | Literal["measure"] | None = None,
     machine: Any = None,
@@ -45,7 +47,8 @@ def parallel(
 
     World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
     everything else is copied over all data ranks. `zero`, `bucket_size`, `prefetch`, `reduce_every` and
-    `reuse` are those of `replicate`; `recompute` is what to keep where all else is computed again.
+    `reuse` are those of `replicate`, `max_load` that of `shard`; `recompute` is what to keep where all
+    else is computed again.
 
     Tagged regions are shared out evenly over the stages of the schedule; a model without any is cut
     into as many, of about equal `costs`, which are those of `cut`. The schedule is a name, a .csv or
@@ -96,7 +99,7 @@ def parallel(
         if ep > 1:
             s.replicate(tagged((expert_tag, None)), over=("dp", "ep"), **options)
             s.replicate(tagged((expert_tag, "*")), over="dp", **options)
-            s.shard(tagged((expert_tag, "*")), over="ep")
+            s.shard(tagged((expert_tag, "*")), over="ep", max_load=max_load)
         else:
             s.replicate(where(), over=("dp", "ep"), **options)
         if recompute is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -97,7 +98,7 @@ def _storage(node: fx.Node) -> int | None:
     return value.untyped_storage()._cdata
 
 
-def bytes_inside(graph: fx.Graph, *, growth: int = 1) -> int:
+def bytes_inside(graph: fx.Graph, *, growth: float = 1.0) -> int:
     """The most bytes that tensors which a traced body makes and drops take at once.
 
     They live from the node that makes them to the last one that reads them, as in the code that torch
@@ -137,6 +138,6 @@ def _made(node: fx.Node, roots: Roots) -> Iterator[tuple[fx.Node, torch.Tensor]]
                 yield parts.get(index, node), item
 
 
-def _nbytes(tensor: torch.Tensor, growth: int) -> int:
+def _nbytes(tensor: torch.Tensor, growth: float) -> int:
     size: Any = tensor.untyped_storage().nbytes()
-    return size if isinstance(size, int) else int(size.node.hint) * growth
+    return size if isinstance(size, int) else math.ceil(int(size.node.hint) * growth)

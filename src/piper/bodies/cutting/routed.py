@@ -21,11 +21,13 @@ from piper.ir.tensor_type import TensorType
 
 @dataclass(frozen=True)
 class Routing:
-    """How a region is sharded: over how many ranks, and which inputs are counts and rows."""
+    """How a region is sharded: over how many ranks, and which inputs are counts and rows; and how many
+    times an even share of rows memory is planned for."""
 
     num_ranks: int
     counts: int
     rows: tuple[int, ...]
+    max_load: float
 
 
 def bounded(rows: TensorType, num_ranks: int) -> TensorType:

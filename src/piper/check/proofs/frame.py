@@ -15,6 +15,7 @@ from piper.ir.tensor_type import MAX_BYTES, TensorType
 from piper.mesh import Mesh, Slice, mesh_problem
 from piper.plan.holdings import box_of
 from piper.plan.keys import num_indexes
+from piper.plan.memory_ledger import planned_load
 from piper.plan.optimizers import KNOWN
 from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Calling
@@ -73,6 +74,8 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.ema is not None and not 0 <= plan.ema < 1:
         yield f"moving averages keep {plan.ema}"
     yield from _cadences(plan)
+    if not 1 <= planned_load(plan) < math.inf:
+        yield f"memory is planned for {planned_load(plan)} times an even share of rows"
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
     if not set(plan.inside) <= set(plan.bodies):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from piper.directives.order import Order
+from piper.plan.memory_ledger import planned_load
 from piper.plan.slots import PASSING, Slot
 from piper.plan.types import Plan, RankClass
 from piper.schedules.table import Table
@@ -22,6 +23,8 @@ def summarize(plan: Plan) -> str:
         if isinstance(order, Order) and isinstance(order.groups, Table) and plan.train:
             lines.append(f"schedule {order.groups.name} along {order.axis}")
     lines += [f"{plan.history[each.origin]}: {each}" for each in plan.cadences]
+    if any(slot.bound is not None for found in plan.classes for slot in found.slots):
+        lines.append(f"memory is planned for {planned_load(plan):g} times an even share of rows")
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
         ranks = plan.mesh.size_of(plan.mesh.free(found.slice))
