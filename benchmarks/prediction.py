@@ -13,6 +13,7 @@ import argparse
 import re
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from host_cost import RANKS, SIZES, SMALL, pin, traced
 from pages import write_section
 from torch_variants import num_stages
-from transformer import ExpertLayer, Transformer, make_batch, step
+from transformer import Transformer, make_batch, step
 
 import piper
 from piper.api.job import Job
@@ -64,7 +65,8 @@ def cpu_cases(options: Any) -> dict[str, Case]:
         return traced(sizes, stages).apply(strategy).lower(optimizer=piper.adamw(lr=1e-4))
 
     def experts() -> Job:
-        program = piper.trace(lambda: Transformer(sizes, sizes.layers, ExpertLayer), batch, step)
+        mixed = replace(sizes, experts=True)
+        program = piper.trace(lambda: Transformer(mixed, sizes.layers), batch, step)
         strategy = parallel(dp=RANKS, ep=RANKS, zero=1, microbatches=sizes.microbatches // RANKS)
         return program.apply(strategy).lower(optimizer=piper.adamw(lr=1e-4), clip=1.0)
 

@@ -45,12 +45,12 @@ class Ranked:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
 
     def stage(self, number: int, total: int) -> nn.Module:
-        return self._filled(lambda: Stage(self.sizes, number, total))
+        return self.filled(lambda: Stage(self.sizes, number, total))
 
     def whole(self) -> nn.Module:
-        return self._filled(lambda: Transformer(self.sizes, 1))
+        return self.filled(lambda: Transformer(self.sizes, 1))
 
-    def _filled(self, make: Callable[[], nn.Module]) -> nn.Module:
+    def filled(self, make: Callable[[], nn.Module]) -> nn.Module:
         with torch.device("meta"):  # initial weights are made once, not twice
             module = make()
         return self.load(module.to_empty(device="cpu")).to(self.device)
@@ -174,6 +174,10 @@ def deepspeed(ranked: Ranked) -> Step:
 
 
 def make(name: str, ranked: Ranked) -> Step:
+    if "@" in name:
+        from torch_parallel import make_parallel
+
+        return make_parallel(name, ranked)
     if name in SCHEDULES:
         return pipeline(name, ranked)
     return {"ddp": ddp, "fsdp2": fsdp2, "deepspeed": deepspeed}[name](ranked)

@@ -27,6 +27,7 @@ class Sizes:
     microbatches: int
     rows: int  # samples of a microbatch
     dtype: str = "float32"
+    experts: bool = False  # whether layers have them
 
 
 class Layer(nn.Module):
@@ -87,9 +88,10 @@ class ExpertLayer(Layer):
 class Transformer(nn.Module):
     """Tagged in `num_stages` equal parts; its parameters have the same names for any number."""
 
-    def __init__(self, sizes: Sizes, num_stages: int, layer: type[Layer] = Layer) -> None:
+    def __init__(self, sizes: Sizes, num_stages: int) -> None:
         super().__init__()
         self.num_stages = num_stages
+        layer = ExpertLayer if sizes.experts else Layer
         self.embed = nn.Embedding(sizes.vocabulary, sizes.width)
         self.layers = nn.ModuleList(layer(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(sizes.width)
@@ -112,13 +114,16 @@ class Transformer(nn.Module):
 class Stage(nn.Module):
     """One stage of it, from the same layers under the same names."""
 
-    def __init__(self, sizes: Sizes, stage: int, num_stages: int) -> None:
+    def __init__(
+        self, sizes: Sizes, stage: int, num_stages: int, layer: type[Layer] | None = None
+    ) -> None:
         super().__init__()
+        layer = layer or (ExpertLayer if sizes.experts else Layer)
         first, last = stage == 0, stage == num_stages - 1
         size = sizes.layers // num_stages
         self.embed = nn.Embedding(sizes.vocabulary, sizes.width) if first else None
         numbers = range(stage * size, (stage + 1) * size)
-        self.layers = nn.ModuleDict({str(number): Layer(sizes) for number in numbers})
+        self.layers = nn.ModuleDict({str(number): layer(sizes) for number in numbers})
         self.norm = nn.LayerNorm(sizes.width) if last else None
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False) if last else None
         self.to(getattr(torch, sizes.dtype))

@@ -1,0 +1,239 @@
+"""What one rank runs of torch's own where a pipeline meets data or expert parallelism, in two regimes:
+`masters` keeps float32 parameters and computes in bfloat16, `pure` has bfloat16 alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch_variants import SCHEDULES, Ranked, Step, data_parallel, num_stages, stages_of
+from transformer import Batch, ExpertLayer, Stage, loss_of
+
+import piper
+
+REGIMES = ("masters", "pure")
+LOWEST = torch.bfloat16
+
+
+def computing(ranked: Ranked, regime: str) -> AbstractContextManager[Any]:
+    """Around forwards of a module that has float32 parameters."""
+    if regime == "masters" and ranked.device.type == "cuda":
+        return torch.autocast("cuda", LOWEST)
+    return nullcontext()
+
+
+class Casting(nn.Module):
+    """A module whose forward computes as its regime says."""
+
+    def __init__(self, module: nn.Module, ranked: Ranked, regime: str) -> None:
+        super().__init__()
+        self.module, self.ranked, self.regime = module, ranked, regime
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        with computing(self.ranked, self.regime):
+            found: Tensor = self.module(*inputs)
+        return found
+
+
+def ddp(ranked: Ranked, regime: str) -> Step:
+    def wrap(model: nn.Module) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(Casting(model, ranked, regime))
+
+    return data_parallel(ranked, wrap, sync=False)
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, ranked: Ranked, regime: str, **options: Any) -> None:
+    """FSDP2 over each layer and the rest; with float32 masters it also reduces in float32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if regime == "masters" and ranked.device.type == "cuda":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=LOWEST, reduce_dtype=torch.float32)
+    layers: Any = module.layers
+    for layer in layers.values() if isinstance(layers, nn.ModuleDict) else layers:
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(module, mesh=mesh, **options)
+
+
+def fsdp2(ranked: Ranked, regime: str) -> Step:
+    """Reduces after each backward, as it does unless it is told otherwise."""
+    mesh = init_device_mesh(ranked.device.type, (ranked.num_ranks,))
+
+    def wrap(model: nn.Module) -> nn.Module:
+        shard(model, mesh, ranked, regime)
+        return model
+
+    return data_parallel(ranked, wrap, sync=True)
+
+
+def pipelined(
+    schedule: str,
+    ranked: Ranked,
+    *,
+    make: Callable[[int, int], nn.Module],
+    finish: Callable[[], None] = lambda: None,
+) -> Step:
+    """A pipeline over two ranks beside another of the same, each with its half of the batch. `finish` is
+    what remains to be done to gradients."""
+    rank, other = divmod(ranked.rank, 2)
+    total = num_stages(schedule, 2)
+    numbers = stages_of(schedule, rank, 2)
+    modules = [make(number, total) for number in numbers]
+    group = [dist.new_group([side, 2 + side]) for side in range(2)][other]
+    stages = [
+        pipelining.PipelineStage(
+            ranked.maybe_compiled(m), number, total, ranked.device, group=group
+        )
+        for m, number in zip(modules, numbers, strict=True)
+    ]
+    runner_class = getattr(pipelining.schedules, SCHEDULES[schedule])
+    microbatches = ranked.sizes.microbatches // 2
+    runner = runner_class(
+        stages[0] if schedule == "1f1b" else stages, n_microbatches=microbatches, loss_fn=loss_of
+    )
+    optimizer = ranked.optimizer([p for module in modules for p in module.parameters()])
+    rows = microbatches * ranked.sizes.rows
+
+    def one(batch: Batch) -> float | None:
+        mine = {k: v[other * rows : (other + 1) * rows] for k, v in batch.items()}
+        losses: list[Tensor] = []
+        tokens = (mine["tokens"],) if 0 in numbers else ()
+        last = total - 1 in numbers
+        runner.step(*tokens, **({"target": mine["labels"], "losses": losses} if last else {}))
+        finish()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(torch.stack(losses).detach().mean()) if losses else None
+
+    return one
+
+
+def pp_fsdp2(ranked: Ranked, regime: str, *, reshard: bool) -> Step:
+    """1F1B over two stages, each sharded over two ranks. The pipeline's runtime reduces gradients once,
+    after the last backward."""
+    mesh = init_device_mesh(ranked.device.type, (2, 2), mesh_dim_names=("pp", "dp"))
+
+    def make(number: int, total: int) -> nn.Module:
+        module = ranked.stage(number, total)
+        shard(module, mesh["dp"], ranked, regime, reshard_after_forward=reshard)
+        return module
+
+    return pipelined("1f1b", ranked, make=make)
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows to where their experts are; their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        ctx.splits, ctx.group = (sent, received), group
+        return _moved(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        sent, received = ctx.splits
+        return _moved(grads[0].contiguous(), received, sent, ctx.group), None, None, None
+
+
+def _moved(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    found = rows.new_empty((sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(found, rows, received, sent, group=group)
+    return found
+
+
+class SharedExperts(nn.Module):
+    """The experts of a layer that one of two ranks has, and the way to them."""
+
+    def __init__(self, layer: ExpertLayer, group: Any) -> None:
+        super().__init__()
+        part, parts = dist.get_rank(group), dist.get_world_size(group)
+        self.up = nn.Parameter(layer.up.detach().chunk(parts)[part].clone())
+        self.down = nn.Parameter(layer.down.detach().chunk(parts)[part].clone())
+        self.group, self.parts = group, parts
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        there = torch.empty_like(counts)
+        dist.all_to_all_single(there, counts, group=self.group)
+        by_rank = torch.stack(
+            [counts.view(self.parts, -1).sum(1), there.view(self.parts, -1).sum(1)]
+        )
+        sent, received = by_rank.tolist()
+        rows = _Exchange.apply(rows, sent, received, self.group)
+        experts = torch.arange(len(self.up), device=rows.device).repeat(self.parts)
+        order = torch.repeat_interleave(experts, there, output_size=len(rows)).argsort(stable=True)
+        mine = there.view(self.parts, -1).sum(0)
+        up, down = self.up.to(rows.dtype), self.down.to(rows.dtype)
+        hidden = F.silu(piper.grouped_mm(rows.index_select(0, order), up, mine))
+        made = piper.grouped_mm(hidden, down, mine)
+        back = torch.zeros_like(made).index_copy(0, order, made)
+        found: Tensor = _Exchange.apply(back, received, sent, self.group)
+        return found
+
+
+class SharedExpertLayer(ExpertLayer):
+    """The same layer, whose experts two ranks share."""
+
+    def share(self, group: Any) -> None:
+        self.shared = SharedExperts(self, group)
+        del self.up, self.down
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attended(x)
+        tokens = self.norm2(x).flatten(0, 1)
+        weight, expert = self.router(tokens).softmax(-1).max(-1)
+        order = expert.argsort(stable=True)
+        counts = torch.zeros(self.EXPERTS, dtype=torch.int64, device=x.device)
+        counts = counts.scatter_add(0, expert, torch.ones_like(expert))
+        lowest = tokens.to(LOWEST) if torch.is_autocast_enabled(x.device.type) else tokens
+        rows = self.shared(lowest.index_select(0, order), counts)
+        back = torch.zeros_like(rows).index_copy(0, order, rows)
+        return x + (back * weight[:, None]).view(x.shape)
+
+
+def experts(schedule: str, ranked: Ranked, regime: str) -> Step:
+    """A pipeline over two stages whose experts two ranks share; the rest is reduced after the last
+    backward, in one all_reduce a parameter."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = pairs[ranked.rank // 2]
+    dense: list[nn.Parameter] = []
+    owned: list[nn.Parameter] = []
+
+    def make(number: int, total: int) -> nn.Module:
+        module = ranked.filled(lambda: Stage(ranked.sizes, number, total, SharedExpertLayer))
+        for layer in module.layers.values():  # type: ignore[union-attr, operator]
+            layer.share(group)
+            owned.extend(layer.shared.parameters())
+        kept = {id(param) for param in owned}
+        dense.extend(param for param in module.parameters() if id(param) not in kept)
+        return Casting(module, ranked, regime)
+
+    def finish() -> None:
+        for param in _with_gradient(owned):
+            param.grad /= 2  # type: ignore[operator]
+        for param in _with_gradient(dense):
+            assert param.grad is not None
+            dist.all_reduce(param.grad, group=group)
+            param.grad /= 2
+
+    return pipelined(schedule, ranked, make=make, finish=finish)
+
+
+def _with_gradient(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [param for param in params if param.grad is not None]
+
+
+def make_parallel(name: str, ranked: Ranked) -> Step:
+    """By `variant@regime`: ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole, or experts: and a schedule."""
+    variant, _, regime = name.partition("@")
+    if variant.startswith("experts:"):
+        return experts(variant.partition(":")[2], ranked, regime)
+    if variant.startswith("pp_fsdp2"):
+        return pp_fsdp2(ranked, regime, reshard=variant == "pp_fsdp2")
+    return {"ddp": ddp, "fsdp2": fsdp2}[variant](ranked, regime)
