@@ -14,6 +14,7 @@ from piper.errors import RunError
 from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel
 from piper.training.verify import compare
+from tests.float32_mode import Float32Mode
 from tests.gpu.conftest import GetPool
 from tests.matrix import EXPERTS, MODEL, SCHEDULE, ZERO, Cell
 from tests.zoo import ADAMW, batches_of, reference_of
