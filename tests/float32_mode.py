@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from piper.frontend.capture.operator_dtypes import Rule, names_dtype, operator_name, rule_of_name
+from piper.bodies.operator_dtypes import Rule, names_dtype, operator_name, rule_of_name
 
 NARROW = (torch.float16, torch.bfloat16)
 

@@ -1,8 +1,8 @@
 """A captured step that computes in a narrow dtype in; the same with float32 where it counts out.
 
-As under torch's autocast on CUDA, losses, norms and other sensitive operators (`operator_dtypes.py`)
-take their inputs in float32, products take them in the narrow dtype, and all else follows torch's type
-promotion. Unlike autocast it is the same on every device, and casts are ordinary nodes of the graph.
+As under torch's autocast on CUDA, losses, norms and other sensitive operators take their inputs in
+float32, products take them in the narrow dtype (`bodies/operator_dtypes.py`), and all else follows
+torch's type promotion. Unlike autocast it is the same on every device, and casts are ordinary nodes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from functools import reduce
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
 from piper.bodies.captured_nodes import OF_DTYPE, value_of
 from piper.bodies.casts import CASTS, CapturedRun
 from piper.bodies.checkpoint_regions import region_of
 from piper.bodies.failed_node import FailedNode
-from piper.bodies.leaves import tensors_in
-from piper.frontend.capture.operator_dtypes import Rule, rule_of
+from piper.bodies.leaves import map_leaves, tensors_in
+from piper.bodies.operator_dtypes import Rule, rule_of
 from piper.frontend.cut.regions import own_tags
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -52,9 +51,7 @@ def _retype(node: fx.Node, dtypes: Sequence[torch.dtype]) -> None:
     seen = value_of(node)
     if [tensor.dtype for tensor in tensors_in(seen)] != dtypes:
         of = iter(dtypes)
-        node.meta["example_value"] = pytree.tree_map_only(
-            Tensor, lambda tensor: tensor.to(next(of)), seen
-        )
+        node.meta["example_value"] = map_leaves(lambda tensor: tensor.to(next(of)), seen)
 
 
 class _Casting(CapturedRun):
@@ -64,7 +61,7 @@ class _Casting(CapturedRun):
         super().__init__(root, garbage_collect_values=False, graph=graph)
         self.narrow = narrow
         self.model = model
-        self.traced = {node: value_of(node) for node in graph.nodes}
+        self.traced = {n: v for n in graph.nodes if isinstance(v := value_of(n), Tensor)}
         self.dtypes: dict[fx.Node, list[torch.dtype]] = {}  # of the results of calls
         self.casts: dict[Any, tuple[fx.Node, int]] = {}  # with the version of what was cast
 
@@ -91,10 +88,10 @@ class _Casting(CapturedRun):
             wanted = {arg: self.narrow for arg in floating if floating[arg] != torch.float64}
         elif rule is Rule.EQUAL and floating:
             wanted = dict.fromkeys(floating, reduce(torch.promote_types, floating.values()))
-        elif rule is Rule.TARGET and floating:
-            wanted = dict.fromkeys(floating, self.env[node.all_input_nodes[0]].dtype)
+        elif rule is Rule.TARGET and (target := node.all_input_nodes[0]) in floating:
+            wanted = dict.fromkeys(floating, floating[target])
         elif rule is Rule.TRACED:
-            wanted = {arg: self.traced[arg].dtype for arg in floating}
+            wanted = {arg: self.traced[arg].dtype for arg in floating if arg in self.traced}
         return {arg: dtype for arg, dtype in wanted.items() if dtype != floating[arg]}
 
     def _floats(self, node: fx.Node) -> bool:
@@ -110,7 +107,7 @@ class _Casting(CapturedRun):
             return self.casts[key][0]
         with self.graph.inserting_before(node):
             made = self.graph.call_method("to", (arg, dtype))
-        made.meta = {**node.meta, "example_value": self.traced[arg], OF_DTYPE: True}
+        made.meta = {**node.meta, "example_value": self.traced.get(arg), OF_DTYPE: True}
         self.dtypes[made] = [dtype]
         self.env[made] = self.env[arg].to(dtype)
         self.casts[key] = made, version
