@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from examples import dense
+from examples import dense, moe_lm
 from torch import Tensor, fx, nn
 
 import piper
@@ -281,3 +281,13 @@ def test_a_transformers_residual_stream_stays_narrow() -> None:
 def test_equal_layers_share_bodies() -> None:
     wide, narrow = (_dense(precision=precision).plan for precision in (None, "bf16"))
     assert len(narrow.bodies) == len(wide.bodies)
+
+
+def test_equal_code_on_other_dtypes_is_another_body() -> None:
+    """The first layer adds to bfloat16, and the others to what it made: float32."""
+    program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
+    job = program.apply(parallel(dp=2, ep=2, microbatches=2)).lower(precision="bf16")
+    values = job.graph.values.values()
+    assert {v.dtype for v in values if v.role == "activation"} >= {"bfloat16", "float32"}
+    wide = program.apply(parallel(dp=2, ep=2, microbatches=2)).lower().plan
+    assert len(job.plan.bodies) > len(wide.bodies)
