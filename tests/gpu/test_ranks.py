@@ -14,6 +14,7 @@ from piper.errors import RunError
 from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel
 from piper.training.verify import compare
+from tests.float32_mode import Float32Mode
 from tests.gpu.conftest import GetPool
 from tests.matrix import EXPERTS, MODEL, SCHEDULE, ZERO, Cell
 from tests.zoo import ADAMW, batches_of, reference_of
@@ -67,7 +68,8 @@ def test_compiled_bodies_train_like_one_device(pool: GetPool, cell: Cell) -> Non
 
 
 def test_bfloat16_beside_one_device(pool: GetPool) -> None:
-    """Losses of 30 steps against plain torch: bf16 copies of float32 masters, sums in float32."""
+    """Losses of 30 steps against plain torch: bf16 copies of float32 masters; losses, norms and sums in
+    float32."""
     batches = [dense.batch(seed % 3) for seed in range(30)]
     program = piper.trace(dense.model, batches[0], dense.step)
     strategy = parallel(pp=2, dp=2, zero=2, schedule="zbv", microbatches=4)
@@ -96,7 +98,8 @@ def _one_device(job: Job, batches: list[dict[str, torch.Tensor]]) -> list[float]
         total, sums = 0.0, {name: torch.zeros_like(master) for name, master in masters.items()}
         for piece in range(8):
             rows = {key: leaf.chunk(8)[piece].cuda() for key, leaf in batch.items()}
-            loss = dense.step(model, rows)
+            with Float32Mode():
+                loss = dense.step(model, rows)
             loss.backward()
             total += float(loss.detach())
             for name, param in model.named_parameters():

@@ -21,6 +21,7 @@ from piper.runtime.transport.loopback import LoopbackTransport
 from piper.runtime.worker.weights import initial_value
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
+from tests.float32_mode import Float32Mode
 from tests.heard import Heard
 from tests.zoo import ADAMW, CASES, batches_of, program_of
 
@@ -164,7 +165,8 @@ def test_bfloat16_is_evaluated_in_bfloat16() -> None:
     with torch.no_grad():
         for name, param in model.named_parameters():
             param.copy_(parameters[plain_name(name)])
-        wanted = [float(case.step(model.eval(), part)) for part in rows]
+        with Float32Mode():
+            wanted = [float(case.step(model.eval(), part)) for part in rows]
     assert found.loss == sum(wanted) / 2
 
 

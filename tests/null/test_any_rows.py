@@ -59,7 +59,7 @@ def _keys(capture: Capture) -> list[str]:
 def test_a_derived_capture_is_a_recorded_one(name: str, training: bool, dtype: str) -> None:
     program = (EXAMPLES | PROGRAMS)[name]
     size = next(iter(batch_leaves(program[1]).values())).shape[0]
-    kind = {"dtype": dtype, "training": training}
+    kind: dict[str, Any] = {"dtype": dtype, "training": training, "float32_operators": bool(dtype)}
     whole = record(*program, rows=size, any_rows=True, **kind)
     sizes = [rows for rows in (size, 2 * size, 3, 2) if whole.holds_at(rows)]
     assert {size, 2 * size, 2} <= set(sizes)

@@ -22,7 +22,7 @@ from piper.compiler.driver import (
     text_after,
 )
 from piper.compiler.loss_warnings import warn_of_loss
-from piper.compiler.precisions import dtype_of
+from piper.compiler.precisions import dtype_of, has_float32_operators
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.cost.estimate import NOMINAL
@@ -206,9 +206,9 @@ class Program:
         takes with all that goes on beside it, `piper simulate` says."""
         grouping, frozen = self.source.grouping(_SGD)
         found = NOMINAL if machine is None else machine_of(machine)
-        dtype = dtype_of(precision)
+        dtype, wide = dtype_of(precision), has_float32_operators(precision)
         settings = Settings(
-            _SGD, grouping, frozen, device, 0, clip, False, None, dtype, None, found
+            _SGD, grouping, frozen, device, 0, clip, False, None, dtype, None, found, wide
         )
         return expected_step(self._scheduled, settings)
 
@@ -253,9 +253,11 @@ class Program:
         again where it turns out too large.
         With `ema=0.999` ranks keep moving averages of the parameters that they step, as
         `AveragedModel` with `get_ema_multi_avg_fn(0.999)` does after each step: see `run.ema()`.
-        With `precision="bf16"` parameters and floating-point tensors of the batch are bfloat16 in all
-        computation, with float32 masters that start from the model's own initial values; "fp32", or
-        none, leaves the model as it is written.
+        With `precision="bf16"` parameters and floating-point tensors of the batch are bfloat16, with
+        float32 masters that start from the model's own initial values. Operators compute as under
+        torch's autocast on CUDA, on every device: products in bfloat16; losses, norms, softmax, sums and
+        powers in float32, unless the code names a dtype; code under its own autocast as that says.
+        "fp32", or none, leaves the model as it is written.
         A plan that needs more than `memory_limit` ("80GiB") on some rank is refused.
         Tasks are put in order by what they take on a `machine`: a Machine, the name of one ("h100") or a
         file that `piper profile` wrote; without one, on a nominal one.
@@ -273,10 +275,10 @@ class Program:
         chosen = _SGD if optimizer is None else optimizer
         grouping, frozen = self.source.grouping(chosen)
         limit = None if memory_limit is None else parse_size(memory_limit)
-        dtype = dtype_of(precision)
+        dtype, wide = dtype_of(precision), has_float32_operators(precision)
         found = NOMINAL if machine is None else machine_of(machine)
         settings = Settings(
-            chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit, found
+            chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit, found, wide
         )
         stored, memory = None, None
         if weights is not None:

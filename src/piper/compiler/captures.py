@@ -32,6 +32,7 @@ class Captures:
         dtype: str,
         training: bool,
         frozen: frozenset[str],
+        float32_operators: bool = False,
         trained: Captures | None = None,
     ) -> None:
         self.make_model = make_model
@@ -39,6 +40,7 @@ class Captures:
         self.step = step
         self.batch_size = batch_size
         self.dtype = dtype
+        self.float32_operators = float32_operators
         self.training = training
         self.frozen = frozen
         self.trained = trained
@@ -102,6 +104,7 @@ class Captures:
             rows=rows,
             any_rows=any_rows,
             dtype=self.dtype,
+            float32_operators=self.float32_operators,
             training=self.training,
             frozen=self.frozen,
         )

@@ -79,6 +79,7 @@ class Settings:
     dtype: str
     memory_limit: int | None
     machine: Machine = NOMINAL
+    float32_operators: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ def _started(
     begin = time.perf_counter()
     source = scheduled.source.variant(
         dtype=settings.dtype,
+        float32_operators=settings.float32_operators,
         training=evaluated is None,
         frozen=settings.frozen,
         cut=scheduled.stages,

@@ -11,3 +11,8 @@ def dtype_of(precision: str | None) -> str:
     if precision not in _DTYPES:
         raise PlanError(f"precision={precision!r}", legal='"bf16", or "fp32" or None as written')
     return _DTYPES[precision]
+
+
+def has_float32_operators(precision: str | None) -> bool:
+    """Whether losses, norms and the like compute in float32 where all else does not."""
+    return precision == "bf16"

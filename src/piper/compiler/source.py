@@ -46,14 +46,15 @@ class Cuts:
 
 
 UNCUT = Cuts()
-Variant = tuple[str, bool, frozenset[str], Shapes]  # dtype, training, frozen, of the batch
+# dtype, float32_operators, training, frozen, of the batch
+Variant = tuple[str, bool, bool, frozenset[str], Shapes]
 
 
 class Source:
     """Captures at any number of rows, and the bodies made from them; nothing is made twice.
 
-    `dtype` is what the model computes in ("" as it is written); without `training` it is in eval();
-    `frozen` parameters get no gradient.
+    `dtype` is what the model computes in ("" as it is written), with `float32_operators` all but losses,
+    norms and the like; without `training` it is in eval(); `frozen` parameters get no gradient.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Source:
         *,
         stages: str,
         dtype: str = "",
+        float32_operators: bool = False,
         training: bool = True,
         frozen: frozenset[str] = frozenset(),
         trained: Source | None = None,
@@ -79,13 +81,15 @@ class Source:
         self.dtype = dtype
         self.training = training
         self.guessed = False
-        self._variants: dict[Variant, Source] = {(dtype, training, frozen, self.shapes): self}
+        key = (dtype, float32_operators, training, frozen, self.shapes)
+        self._variants: dict[Variant, Source] = {key: self}
         self._captures: Captures = captures or Captures(
             make_model,
             batch,
             step,
             batch_size=self.batch_size,
             dtype=dtype,
+            float32_operators=float32_operators,
             training=training,
             frozen=frozen,
             trained=trained._captures if trained else None,
@@ -103,13 +107,15 @@ class Source:
         dtype: str,
         training: bool,
         cut: StageCut | None,
+        float32_operators: bool = False,
         frozen: frozenset[str] = frozenset(),
         shapes: Shapes | None = None,
     ) -> Source:
         """The same program computing in another dtype, in eval(), with fewer gradients or on batches of
         other shapes; its chunks must be the same."""
         shapes = shapes or self.shapes
-        key = (dtype, training, frozen, shapes)
+        key = (dtype, float32_operators, training, frozen, shapes)
+        of_training = (dtype, float32_operators, True, frozen, shapes)
         if key not in self._variants:
             self._variants[key] = Source(
                 self.make_model,
@@ -117,9 +123,10 @@ class Source:
                 self.step,
                 stages=self.stages,
                 dtype=dtype,
+                float32_operators=float32_operators,
                 training=training,
                 frozen=frozen,
-                trained=None if training else self._variants.get((dtype, True, frozen, shapes)),
+                trained=None if training else self._variants.get(of_training),
                 captures=self._other_rows(key),
             )
         variant = self._variants[key]
@@ -130,7 +137,7 @@ class Source:
     def _other_rows(self, key: Variant) -> Captures | None:
         """Captures that serve a variant too, since they are of another number of rows alone."""
         for known, source in self._variants.items():
-            if known[:3] == key[:3] and _samples(known[3]) == _samples(key[3]):
+            if known[:-1] == key[:-1] and _samples(known[-1]) == _samples(key[-1]):
                 return source._captures
         return None
 

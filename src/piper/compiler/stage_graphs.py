@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from piper.bodies.device import own_device
 from piper.compiler.driver import Scheduled
-from piper.compiler.precisions import dtype_of
+from piper.compiler.precisions import dtype_of, has_float32_operators
 from piper.compiler.source import Cuts, Source
 from piper.compiler.stage_seconds import stage_seconds
 from piper.cost.machine import Machine
@@ -55,7 +55,12 @@ class Stages:
         scheduled = Scheduled(self._source(call), complete_graph, tuple(history), self.cut)
         regions = stages or [(region,) for region in graph.tag_values.get(tag, ())]
         return stage_seconds(
-            scheduled, machine_of(machine), stages=regions, tag=tag, dtype=dtype_of(precision)
+            scheduled,
+            machine_of(machine),
+            stages=regions,
+            tag=tag,
+            dtype=dtype_of(precision),
+            float32_operators=has_float32_operators(precision),
         )
 
     def __call__(

@@ -16,11 +16,19 @@ from piper.schedules.action_costs import Costs
 
 
 def stage_seconds(
-    scheduled: Scheduled, machine: Machine, *, stages: Sequence[Sequence[int]], tag: str, dtype: str
+    scheduled: Scheduled,
+    machine: Machine,
+    *,
+    stages: Sequence[Sequence[int]],
+    tag: str,
+    dtype: str,
+    float32_operators: bool,
 ) -> Costs:
     """F, BI and BW of one microbatch on one rank, by the very bodies that lowering would make: as the
     machine has measured them, else by their operations and bytes."""
-    source = scheduled.source.variant(dtype=dtype, training=True, cut=scheduled.stages)
+    source = scheduled.source.variant(
+        dtype=dtype, float32_operators=float32_operators, training=True, cut=scheduled.stages
+    )
     logical, traced = refine(scheduled, source)
     logical = split_backwards(logical, lambda node: True)
     device = "cpu" if machine.host_computes else own_device()

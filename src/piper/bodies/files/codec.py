@@ -13,6 +13,7 @@ from torch import fx
 from piper.bodies import (
     expert_ops as expert_ops,  # bodies may call these operators: register them first
 )
+from piper.bodies.chunk_code import dtype_name
 from piper.bodies.cutting.body_memory import refuse_shared_memory
 from piper.bodies.files.allowed_operators import operator_name, operator_of
 from piper.bodies.files.body_values import (
@@ -38,7 +39,7 @@ def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) ->
     lines: list[Any] = []
     for node in graph.nodes:
         if node.op == "placeholder":
-            lines.append(["in"])
+            lines.append(["in", *_narrow_dtype(node)])
         elif node.op == "get_attr":
             lines.append(["constant", encode_constant(constants[str(node.target)], node)])
         elif node.op == "output":
@@ -52,6 +53,13 @@ def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) ->
             lines.append([name, args, kwargs] if kwargs else [name, args])
         number[node] = len(number)
     return json.dumps(lines, separators=(",", ":"))
+
+
+def _narrow_dtype(node: fx.Node) -> list[str]:
+    """The dtype of an input, if it is a narrow one: equal code may be called with float32 elsewhere, and
+    a body is called with tensors of one type."""
+    dtype = getattr(node.meta.get("val"), "dtype", None)
+    return [dtype_name(dtype)] if dtype in (torch.bfloat16, torch.float16) else []
 
 
 def decode(text: str) -> fx.GraphModule:
@@ -70,7 +78,7 @@ def _decoded(text: str) -> tuple[torch.nn.Module, fx.Graph]:
     *lines, last = _lines(text)
     for line in lines:
         match line:
-            case ["in"]:
+            case ["in"] | ["in", "bfloat16" | "float16"]:
                 nodes.append(graph.placeholder(f"a{len(nodes)}"))
             case ["constant", data]:
                 name = f"c{len(nodes)}"

@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import quote
@@ -42,6 +41,8 @@ from piper.frontend.capture.flex_attention import (
     refuse_unknown_masks,
     unknown_blocks,
 )
+from piper.frontend.capture.float32_operators import widen_operators
+from piper.frontend.capture.grad_modes import remove_grad_modes
 from piper.frontend.capture.hf_experts import grouped_experts
 from piper.frontend.capture.hf_outputs import install_output_hooks
 from piper.frontend.capture.inner_graphs import close_operators, inner_graphs
@@ -91,9 +92,6 @@ class Capture:
 
 
 _REFUSALS = (exc.TorchDynamoException, exc.UserError)
-_MODES = {
-    "_enter_inference_mode": ("inference_mode", "torch.no_grad()"),
-}
 
 
 class _Whole(nn.Module):
@@ -166,14 +164,16 @@ def record(
     rows: int,
     any_rows: bool,
     dtype: str = "",
+    float32_operators: bool = False,
     training: bool = True,
     frozen: frozenset[str] = frozenset(),
 ) -> Recording:
     """Record `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
 
     With `any_rows` it holds for other numbers too, where the code allows it. With `dtype`, parameters
-    and the batch's floating-point tensors have it; without `training` the model is in eval() mode;
-    `frozen` parameters get no gradient.
+    and the batch's floating-point tensors have it; with `float32_operators` losses, norms and the like
+    compute in float32 all the same. Without `training` the model is in eval() mode; `frozen` parameters
+    get no gradient.
     """
     if isinstance(make_model, nn.Module) or not callable(make_model):
         raise TraceError(
@@ -259,7 +259,7 @@ def record(
     if counted:
         count_targets(graph)
     mark_casts(graph)
-    _remove_grad_modes(graph)
+    remove_grad_modes(graph)
     _refuse_data_dependent(graph)
     separate_statistics(graph)
     flat = without_row_inputs(graph, flat)
@@ -267,7 +267,7 @@ def record(
     leaves = [value_of(node) for node, origin in origins.items() if origin.role == "batch"]
     made = {plain_name(name): tensor for name, tensor in named}
     symbol = RowSymbol(leaves, recorded_at=rows) if any_rows else None
-    return Recording(
+    recorded = Recording(
         graph,
         constants,
         origins,
@@ -280,6 +280,11 @@ def record(
         symbol,
         any_mode=modes_alike and not mode_reads,
     )
+    if dtype and float32_operators:
+        narrow, inputs = getattr(torch, dtype), _fresh_inputs(recorded, rows)
+        with _quiet():
+            widen_operators(graph, constants, inputs, narrow=narrow, model=model)
+    return recorded
 
 
 @torch.enable_grad()
@@ -454,34 +459,6 @@ def alike(one: Capture, other: Capture) -> bool:
 
 def _step_of(node: fx.Node) -> tuple[Any, ...]:
     return node.op, steps_of(node), node.meta.get("custom"), len(node.all_input_nodes)
-
-
-def _remove_grad_modes(graph: fx.Graph) -> None:
-    """Code under no_grad leaves detached, so that a cut can fall anywhere."""
-    enabled = True
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is torch._C._set_grad_enabled:
-            enabled = bool(node.args[0])
-            graph.erase_node(node)
-        elif getattr(node.target, "__name__", "") in _MODES:
-            mode, legal = _MODES[node.target.__name__]
-            source = source_of(node)
-            raise TraceError(
-                f"{mode} is not supported" + (f" ({source})" if source else ""), legal=legal
-            )
-        elif not enabled and node.op.startswith("call"):
-            # Whatever runs without gradient reads, and changes, aliases that have none.
-            detached = partial(_detached, graph, before=node)
-            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), detached)
-
-
-def _detached(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
-    if not isinstance(value_of(node), Tensor):
-        return node
-    with graph.inserting_before(before):
-        made = graph.call_method("detach", (node,))
-    made.meta = {**before.meta, "example_value": value_of(node).detach()}
-    return made
 
 
 @contextlib.contextmanager

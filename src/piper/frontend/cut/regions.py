@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from torch import fx
+from torch import fx, nn
 
 from piper.frontend.annotate import PREFIX, module_tags
-from piper.frontend.capture.capture import Capture
 from piper.ir.nodes import Tags
+
+if TYPE_CHECKING:
+    from piper.frontend.capture.capture import Capture
 
 
 def is_code(node: fx.Node) -> bool:
@@ -24,7 +27,7 @@ def assign_regions(
     Code without a `stages` tag joins the stage of its latest tagged ancestor, else that of its first
     consumer, unless `stage_of` says it of all code. Other tags mark only the code inside them.
     """
-    tags = {node: own_tags(node, capture) for node in capture.graph.nodes if is_code(node)}
+    tags = {node: own_tags(node, capture.model) for node in capture.graph.nodes if is_code(node)}
     for node in tags:
         if node.target is operator.getitem:  # parts of a result stay with what made it
             tags[node] = tags.get(node.args[0], tags[node])
@@ -53,7 +56,7 @@ def free_code(capture: Capture) -> set[fx.Node]:
             elif (
                 is_code(node)
                 and node not in facts.random
-                and not own_tags(node, capture)
+                and not own_tags(node, capture.model)
                 and not facts.memory[node] & bound
                 and all(arg in free for arg in facts.inputs(node))
             ):
@@ -66,12 +69,12 @@ def free_code(capture: Capture) -> set[fx.Node]:
         bound |= changed
 
 
-def own_tags(node: fx.Node, capture: Capture) -> dict[str, int]:
+def own_tags(node: fx.Node, model: nn.Module) -> dict[str, int]:
     """The tags that the user gave a node, by annotate or by tag."""
     custom = node.meta.get("custom") or {}
     own = {key.removeprefix(PREFIX): v for key, v in custom.items() if key.startswith(PREFIX)}
     paths = module_paths(node)
-    for name, values in module_tags(capture.model).items():
+    for name, values in module_tags(model).items():
         for path in paths:
             if path in values:
                 own.setdefault(name, values[path])

@@ -169,7 +169,7 @@ def _inside_regions(nodes: Sequence[fx.Node], capture: Capture) -> set[int]:
     """Positions inside of tagged regions, such as experts: those stay in one stage."""
     spans: dict[tuple[str, int], tuple[int, int]] = {}
     for position, node in enumerate(nodes):
-        for pair in own_tags(node, capture).items():
+        for pair in own_tags(node, capture.model).items():
             start, _ = spans.get(pair, (position, position))
             spans[pair] = (start, position)
     return {i for start, end in spans.values() for i in range(start + 1, end + 1)}
