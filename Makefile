@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test matrix models fuzz fuzz-files chaos check format docs clean
+.PHONY: demo test matrix models bench bench-gpu fuzz fuzz-files chaos check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -18,6 +18,16 @@ matrix: .venv/ready
 # Models as people have them, into docs/models.md: two hours.
 models: .venv/ready
 	$(BIN)/python -m tests.run_models
+
+# Piper beside its peers in the same run: on two pinned cores and on four ranks of a CPU.
+bench: .venv/ready
+	$(BIN)/python benchmarks/host_cost.py
+	$(BIN)/python benchmarks/peers.py --device cpu --regimes masters --json peers-cpu.json
+
+# On one GPU that four ranks share, with the Python that has torch for it. Peers go on where they ended.
+bench-gpu:
+	$(PYTHON) benchmarks/shared_gpu.py --compile
+	$(PYTHON) benchmarks/peers.py --json peers-gpu.json
 
 # Random programs, other ones each time; a failure prints its program.
 FUZZ ?= 500

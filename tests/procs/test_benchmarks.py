@@ -43,3 +43,21 @@ def test_shared_gpu_runs_on_processes(tmp_path: Path) -> None:
     assert names == {
         f"{side}_dualpipev/rank{rank}.json.gz" for side in ("piper", "torch") for rank in range(4)
     }
+
+
+@pytest.mark.parametrize("rows", ["DP4 ZeRO-3", "PP2 x DP2 ZeRO-2", "experts PP2 x EP2 dualpipev"])
+def test_peers_have_equal_losses_and_a_run_goes_on(rows: str, tmp_path: Path) -> None:
+    report = tmp_path / "peers.json"
+    arguments = (
+        *("--device", "cpu", "--rows", rows, "--regimes", "masters", "--json", str(report)),
+        *("--steps", "1", "--rounds", "1", "--warmup", "1"),
+    )
+    said = run("peers.py", *arguments)
+    (found,) = json.loads(report.read_text())["rows"].values()
+    assert found["row"] == rows and len(found["sides"]) >= 2
+    assert all(len(side["ms"]) == 1 for side in found["sides"].values())
+    assert found["sides"]["piper"]["exposed_ms"] <= found["sides"]["piper"]["communication_ms"]
+    before = report.read_text()
+    again = run("peers.py", *arguments)  # nothing is left to do
+    assert json.loads(report.read_text())["rows"] == json.loads(before)["rows"]
+    assert again.splitlines()[-1] == said.splitlines()[-1]
