@@ -39,7 +39,7 @@ def _fails(job: Job, plan: Plan) -> str:
         run = Run(plan, loopback(plan, job.bodies, adversary=True, seed=seed))
         try:
             errors = compare(run, batches_of("skip")[:1], reference)
-        except (RunError, RuntimeError, IndexError, TypeError) as error:
+        except (RunError, RuntimeError, IndexError, TypeError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"
         if not errors.exact:
             return "wrong numbers"
