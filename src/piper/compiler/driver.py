@@ -28,6 +28,7 @@ from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.layouts import Split
 from piper.ir.nodes import Chunk
+from piper.ir.precisions import Precision
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.mesh import Mesh
@@ -75,7 +76,7 @@ class Settings:
     clip: float | None
     late_clip: bool
     ema: float | None
-    dtype: str
+    precision: Precision
     memory_limit: int | None
     machine: Machine = NOMINAL
 
@@ -197,7 +198,7 @@ def _started(
     check_device(device)
     begin = time.perf_counter()
     source = scheduled.source.variant(
-        dtype=settings.dtype,
+        dtype=settings.precision.compute,
         training=evaluated is None,
         frozen=settings.frozen,
         cut=scheduled.stages,
@@ -215,6 +216,7 @@ def _started(
         clip=settings.clip,
         late=settings.late_clip,
         grouping=settings.grouping,
+        precision=settings.precision,
         trained=evaluated,
         machine=settings.machine,
     )
@@ -262,6 +264,7 @@ def _lower(
         device=settings.device,
         clip=settings.clip,
         ema=settings.ema,
+        precision=settings.precision,
         bodies=tuple(sorted(used)),
         buckets=bucketed.buckets,
         history=scheduled.history,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
+from piper.ir.tensor_type import dtype_bytes
 from piper.plan.group_runs import runs_within
 from piper.plan.local_order import Local
 from piper.plan.optimizers import SCALAR_BYTES, state_size
@@ -98,13 +98,12 @@ class _State:
     def __init__(self, plan: Plan, task: Update, known: Sequence[Slot]) -> None:
         bucket = plan.buckets[task.bucket]
         slots = [known[s] for s in task.stepped[: len(bucket.params)]]
-        wide = accumulation_dtype(bucket.dtype)
-        masters = sum(math.prod(slot.shape) for slot in slots) * dtype_bytes(wide)
+        masters = sum(math.prod(slot.shape) for slot in slots) * dtype_bytes(bucket.master)
         averages = max(
-            sum(_averages(plan.param_groups[g], shape, dtype_bytes(wide)) for g, shape in pieces)
+            sum(_averages(plan.param_groups[g], s, dtype_bytes(bucket.master)) for g, s in pieces)
             for pieces in _pieces(plan, bucket, slots)
         )
-        self.kept = averages + (masters if wide != bucket.dtype else 0)
+        self.kept = averages + (masters if bucket.master != bucket.dtype else 0)
         self.kept += masters if plan.ema is not None else 0
         self.before = averages + masters
 

@@ -12,6 +12,7 @@ from piper.cost.machine_file import machine_of
 from piper.directives.recompute import Keep
 from piper.directives.schedule import Schedule
 from piper.errors import MeshError, ScheduleError
+from piper.ir.precisions import Precision
 from piper.ir.select import Selector, where
 from piper.mesh import Mesh
 from piper.schedules import schedule as make_table
@@ -36,7 +37,7 @@ def parallel(
     recompute: Keep | None = None,
     costs: Mapping[str, float] | Literal["measure"] | None = None,
     machine: Any = None,
-    precision: str | None = None,
+    precision: Precision | str | None = None,
     stage_tag: str = "PP",
     expert_tag: str = "EP",
 ) -> Callable[[Schedule], None]:

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.holdings import is_cut
 from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Add, Comm, Run, Stepping, Task
@@ -44,7 +43,7 @@ def _slots(world: World, party: Party) -> Iterator[Problem]:
         if slot.bucket >= 0 and slot.kind in BUCKETED:
             bucket = world.plan.buckets[slot.bucket]
             parts = world.plan.mesh.size_of(bucket.over) if is_cut(world.plan, slot) else 1
-            dtype = accumulation_dtype(bucket.dtype) if slot.kind == "grad" else bucket.dtype
+            dtype = bucket.sums if slot.kind == "grad" else bucket.dtype
             if (slot.shape, slot.dtype) != ((bucket.size // max(1, parts),), dtype):
                 text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
                 yield Problem("updates", text)

@@ -8,7 +8,7 @@ import msgspec
 
 from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Layouts, Split, local
 from piper.ir.nodes import Accumulate, Chunk, Tags, Update
-from piper.ir.tensor_type import TensorType, accumulation_dtype
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Role, Value
 from piper.mesh import Slice
 from piper.passes.physical.buckets import Bucketed
@@ -57,7 +57,6 @@ class _Reduction:
         self.bucket: Bucket = bucketed.buckets[number]
         self.keeping = bucketed.keeping[number]
         self.at = at
-        self.dtype = accumulation_dtype(self.bucket.dtype)
         self.terms = bucket_layout(bucketed, number, over=PARTIAL, copies=PARTIAL)
         self.shards = bucket_layout(bucketed, number, over=Split(0), copies=PARTIAL)
 
@@ -78,7 +77,7 @@ class _Reduction:
 
     def _value(self, prefix: str, role: Role, layout: Layouts, suffix: str = "") -> str:
         name = at_slice(f"{prefix}.{self.bucket.name}{suffix}", self.at)
-        type = bucket_type(self.draft, self.bucket, layout, self.dtype)
+        type = bucket_type(self.draft, self.bucket, layout, self.bucket.sums)
         return self.draft.value(Value(name, role, type, layout, slice=self.at, bucket=self.number))
 
     def _sum_all(self, contributions: list[tuple[Chunk, list[str]]], total: str) -> None:
