@@ -118,7 +118,9 @@ class _Pacing:
 
     def _packs(self, node: Accumulate) -> bool:
         value = self.graph.values[node.outputs[0]]
-        return value.role == "sum" and value.bucket >= 0 and self._zero(value.bucket) > 1
+        if value.role != "sum" or value.bucket < 0 or self._zero(value.bucket) < 2:
+            return False
+        return self.graph.values[node.inputs[0]].bucket < 0 if node.inputs else True
 
     def _zero(self, bucket: int) -> int:
         return self.bucketed.keeping[bucket].zero
@@ -128,14 +130,21 @@ class _Pacing:
         the user has ordered stays where it is."""
         scatters: list[str] = []
         for name in packs:
-            (scatter,) = self.graph.readers[self.graph.nodes[name].outputs[0]]
+            *casts, scatter = self._reduction(name)
             scatters.append(scatter)
             if scatter not in self.ordered:
-                self.moved.add(scatter)
-                self.behind[name].append(self.graph.nodes[scatter])
+                self.moved.update(casts, (scatter,))
+                self.behind[name] += [self.graph.nodes[each] for each in (*casts, scatter)]
         for before, pack in zip(scatters, packs[WHOLE_SUMS:], strict=False):
             if before not in self.ordered:
                 self.edges.append(OrderEdge(before, pack, TRACED))
+
+    def _reduction(self, pack: str) -> list[str]:
+        """The nodes from a sum to its reduction: a cast where the wire has another dtype."""
+        found = [pack]
+        while not isinstance(self.graph.nodes[found[-1]], Comm):
+            found += self.graph.readers[self.graph.nodes[found[-1]].outputs[0]]
+        return found[1:]
 
     # Receives
 
