@@ -141,6 +141,7 @@ def _updater(worker: Worker, task: Update, bucket: Bucket, stepped: list[Any]) -
         [worker.wide_of(i) for i in task.stepped],
         _pieces(worker, task, bucket, stepped),
         master=getattr(torch, bucket.master),
+        state=getattr(torch, bucket.state),
     )
     if worker.plan.ema is not None:
         updater.keep_averages(worker.plan.ema)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
+from piper.plan.optimizers import state_pieces
 from piper.plan.types import ParamGroup
 from piper.runtime.torch_optimizers import make_optimizer, step_of
 
@@ -24,7 +25,8 @@ class Piece(NamedTuple):
 
 class Updater:
     """Steps `params` in place, piece by piece. Where `master` is another dtype than theirs there are
-    masters, which start from what `exact` has for them, else from the parameters."""
+    masters, which start from what `exact` has for them, else from the parameters. What optimizers keep
+    is in `state` between steps, and in the masters' dtype within one."""
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class Updater:
         pieces: Sequence[Piece],
         *,
         master: torch.dtype | None = None,
+        state: torch.dtype | None = None,
     ) -> None:
         self.masters = [_master(p, value, master) for p, value in zip(params, exact, strict=True)]
         pairs = zip(params, self.masters, strict=True)
@@ -44,6 +47,8 @@ class Updater:
         for number in sorted({piece.group for piece in pieces}):
             mine = [s for s, p in zip(self.stepped, pieces, strict=True) if p.group == number]
             self.optimizers[number] = make_optimizer(groups[number], mine)
+        self._kept_in = None if state == self.masters[0].dtype else state
+        self._numbers = {number: _numbers(groups[number]) for number in self.optimizers}
         self._steps = [step_of(optimizer) for optimizer in self.optimizers.values()]
         # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
         self.spoils = any(groups[number].options.get("nesterov") for number in self.optimizers)
@@ -124,6 +129,7 @@ class Updater:
                     now = optimizer.state[param][key]
                     if now.dtype != value.dtype and not value.dim():
                         optimizer.state[param][key] = value.to(now.device)
+        self._cast_state(self._kept_in)
         for now, average in zip(self.averages, averages, strict=True):
             now.copy_(average)
         self._begun = True
@@ -156,12 +162,28 @@ class Updater:
             _change(Tensor.mul_, self._grads, scale)
         for param, grad in zip(self.stepped, self._grads, strict=True):
             param.grad = grad.to(param.dtype, copy=self.spoils)
+        if self._kept_in is not None:
+            self._cast_state(self.masters[0].dtype)
         for step in self._steps:
             step()
+        self._cast_state(self._kept_in)
         for param in self.stepped:
             param.grad = None
         if self.narrow:
             torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
+
+    def _cast_state(self, dtype: torch.dtype | None) -> None:
+        """What optimizers keep for elements in another dtype; with None, as it is."""
+        for number, optimizer in self.optimizers.items() if dtype is not None else ():
+            for kept in optimizer.state.values():
+                for name, value in kept.items():
+                    if isinstance(value, Tensor) and name not in self._numbers[number]:
+                        kept[name] = value.to(dtype)
+
+
+def _numbers(group: ParamGroup) -> frozenset[str]:
+    """What an optimizer keeps that is one number for a parameter, such as its steps."""
+    return frozenset(name for name, form in state_pieces(group, ()) if form == "number")
 
 
 def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tensor:
