@@ -499,8 +499,14 @@ def test_every_name_is_an_object(name: str) -> None:
     by_name, by_object = _job(name).plan, _job(PRECISIONS[name]).plan
     assert by_name == by_object and by_name.content_hash() == by_object.content_hash()
     assert plan_from_json(by_name.to_json()) == by_name
-    assert str(by_name.precision) == name
-    assert f"precision {name}" in _job(name).summary()
+    shown = "as written" if name == "fp32" else name
+    assert str(by_name.precision) == shown
+    job = _job(name)
+    assert f"precision {shown}\n" in job.summary()
+    with job.launch("loopback") as run:
+        assert repr(run).endswith("on cpu>" if name == "fp32" else f"on cpu, precision {name}>")
+    changes = _job(None).diff(job)
+    assert changes == "" if name == "fp32" else f"precision: as written -> {name}" in changes
 
 
 def test_a_precision_says_what_it_has() -> None:

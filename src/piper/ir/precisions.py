@@ -58,7 +58,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """`bf16-wire`; or the fields that are chosen, `compute bfloat16, wire float32`."""
         for name, known in PRECISIONS.items():
             if self == known:
-                return name
+                return "as written" if name == "fp32" else name
         words = [_choices_text(self._chosen())] if self._chosen() else []
         words += [] if self.float32_operators else ["no float32 operators"]
         words += [f"group {name}: {_choices_text(own)}" for name, own in self.groups.items()]
