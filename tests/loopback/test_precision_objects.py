@@ -19,10 +19,11 @@ from piper.errors import PlanError
 from piper.ir.precisions import PRECISIONS, Dtypes
 from piper.plan.local_order import Local
 from piper.plan.memory_ledger import MemoryLedger
+from piper.plan.optimizers import KNOWN, state_pieces
 from piper.plan.tasks import Update
-from piper.plan.types import plan_from_json
+from piper.plan.types import ParamGroup, plan_from_json
 from piper.runtime.worker.storages import optimizer_tensors
-from piper.runtime.worker.update import Updater
+from piper.runtime.worker.update import Piece, Updater
 from piper.runtime.worker.weights import initial_value
 from piper.strategies import parallel
 from tests.loopback.storages import live, unique_bytes
@@ -359,6 +360,35 @@ def _state_dtypes(updater: Updater) -> set[torch.dtype]:
     return {kept[piece].dtype for kept in states for piece in ("exp_avg", "exp_avg_sq")}
 
 
+@pytest.mark.parametrize("optimizer", [name for name in KNOWN if hasattr(torch.optim, name)])
+def test_every_optimizer_keeps_its_state_so(optimizer: str) -> None:
+    """Elements in bfloat16, numbers as torch has them; a step goes on from the rounded ones."""
+    options: dict[str, Any] = {"momentum": 0.9} if optimizer in ("SGD", "RMSprop") else {}
+    group = ParamGroup(optimizer, options)
+    start = torch.linspace(-1, 1, 24).view(4, 6)
+    params, pieces = [start.clone(), start.clone()], [Piece(0, 0, 0, 24)]
+    plain = Updater([group], params[:1], [None], pieces, state=torch.float32)
+    narrow = Updater([group], params[1:], [None], pieces, state=torch.bfloat16)
+    names = dict(state_pieces(group, (4, 6)))
+    for step in range(3):
+        grad = torch.sin(torch.arange(24.0) * (step + 1)).view(4, 6)
+        with torch.no_grad():
+            for updater in (plain, narrow):
+                updater.step(updater.grads_of([grad.clone()]), 1.0)
+        (wide,), (kept,) = (list(*_states(updater)) for updater in (plain, narrow))
+        assert wide.keys() == kept.keys() == names.keys()
+        for name, form in names.items():
+            number = form == "number"
+            assert kept[name].dtype == (wide[name].dtype if number else torch.bfloat16), name
+            wide[name] = wide[name] if number else wide[name].bfloat16().float()
+            assert torch.equal(kept[name].to(wide[name].dtype), wide[name]), name
+    assert torch.equal(*params), "the same as rounding torch's own state between steps"
+
+
+def _states(updater: Updater) -> list[Any]:
+    return [optimizer.state.values() for optimizer in updater.optimizers.values()]
+
+
 # Clipping, averages, checkpoints
 
 
@@ -401,17 +431,18 @@ SAVED = ["bf16", "bf16-pure", "narrow state"]
 def test_a_run_goes_on_in_another_precision(tmp_path: Path, before: str, after: str) -> None:
     """Values are cast once, when they are read; in the same precision nothing is lost."""
     batches = _batches()
-    with _job(MIXED.get(before, before), "dp2 zero1").launch("loopback") as run:
+    with _job(MIXED.get(before, before), "dp2 zero1", ema=0.5).launch("loopback") as run:
         for batch in batches[:2]:
             run.step(batch)
         run.save(tmp_path / "saved")
-        masters, state = run.masters(), run.optimizer_state()
+        masters, state, averages = run.masters(), run.optimizer_state(), run.ema()
         losses = [run.step(batch).loss for batch in batches[2:]]
-    job = _job(MIXED.get(after, after), "dp2 zero0")
+    job = _job(MIXED.get(after, after), "dp2 zero0", ema=0.5)
     wanted = Dtypes(*job.plan.buckets[0].dtypes)
     with job.resume(tmp_path / "saved", "loopback") as run:
         for key, master in run.masters().items():
             assert torch.equal(master, masters[key].to(_dtype(wanted.master))), key
+            assert torch.equal(run.ema()[key], averages[key].to(_dtype(wanted.master))), key
         for key, pieces in run.optimizer_state().items():
             assert torch.equal(pieces["step"], state[key]["step"])
             for piece in ("exp_avg", "exp_avg_sq"):

@@ -197,6 +197,7 @@ def _started(
     device = settings.device
     check_device(device)
     begin = time.perf_counter()
+    # The capture does not take `precision.float32_operators` yet: it would be an argument here.
     source = scheduled.source.variant(
         dtype=settings.precision.compute,
         training=evaluated is None,

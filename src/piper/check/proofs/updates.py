@@ -181,7 +181,7 @@ class _Chain:
                 if index > update:
                     text = f"{task.name} reduces {name} after its update"
                     yield self._problem(text, index, update)
-            elif isinstance(task, Add) and self._comes_back(index, task):
+            elif isinstance(task, Add) and self._reduction(index, task) >= 0:
                 reduced.append(index)
                 yield from self._cast_back(index, task, grad, group)
                 if index > update:
@@ -206,17 +206,16 @@ class _Chain:
         if not any(i < update for i in self.local.writers.get(grad, [])):
             yield self._problem(f"nothing is added to {name} before its update", update)
 
-    def _comes_back(self, index: int, task: Add) -> bool:
-        """Whether a task takes to a gradient what its copies were reduced to, in another dtype."""
+    def _reduction(self, index: int, task: Add) -> int:
+        """The task that has reduced what is added, over copies and in the wire's own dtype; else -1."""
         makers = [self.local.writer_before(slot, index) for slot in task.terms]
-        return self.bucket.wire != self.bucket.sums and any(
-            by >= 0 and reduces(self.party.tasks[by]) for by in makers
-        )
+        own = self.bucket.wire != self.bucket.sums
+        return next((by for by in makers if own and by >= 0 and reduces(self.party.tasks[by])), -1)
 
     def _cast_back(self, index: int, task: Add, grad: int, group: Group) -> Iterator[Problem]:
         """All of a gradient was cast, reduced over its copies, and takes the gradient's place."""
         name = self.party.slots[grad].name
-        by = self.local.writer_before(task.terms[0], index)
+        by = self._reduction(index, task)
         comm = self.party.tasks[by]
         assert isinstance(comm, Comm)
         if not whole(task):
@@ -224,17 +223,10 @@ class _Chain:
         if self.world.group(comm) != group:
             text = f"{comm.name} reduces {name} over {self.world.group(comm)}"
             yield self._problem(text, by, facts=(f"its copies are {group}",))
-        if self._cast(by, comm) != grad:
+        cast = self.local.writer_before(comm.source, by)
+        if cast < 0 or self.party.tasks[cast].reads != (grad,):
             yield self._problem(f"{comm.name} does not reduce {name}", by, index)
         yield from self._complete(by, comm)
-
-    def _cast(self, index: int, comm: Comm) -> int:
-        """The sum that a reduction takes, or of which it takes a cast."""
-        by = self.local.writer_before(comm.source, index)
-        made = self.party.tasks[by] if by >= 0 else None
-        if self.bucket.wire != self.bucket.sums and isinstance(made, Add) and made.terms:
-            return made.terms[0]
-        return comm.source
 
     def _complete(self, index: int, comm: Comm) -> Iterator[Problem]:
         """A reduction takes all of a sum: nothing is added to that behind it, or behind its cast."""

@@ -124,9 +124,8 @@ def _dtypes(
     dtypes = precision.dtypes(dtype, names)
     problem = dtypes_problem(dtype, dtypes) if trained else ""
     if problem:
-        raise PlanError(
-            f"{name} {problem}", legal=f"masters of {dtype}, or of {accumulation_dtype(dtype)}"
-        )
+        legal = " or ".join(dict.fromkeys((dtype, accumulation_dtype(dtype))))
+        raise PlanError(f"{name} {problem}", legal=f"masters of {legal}")
     return dtypes
 
 

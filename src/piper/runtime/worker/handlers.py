@@ -76,7 +76,7 @@ def _fold(worker: Worker, task: Fold) -> Start:
 @handles(Add)
 def _add(worker: Worker, task: Add) -> Start:
     slot = worker.me.slots[task.sums[0]]
-    cast = slot.kind == "sum" and task.terms and not task.offsets  # of a whole bucket
+    cast = slot.kind == "sum" and task.first == (True,) and not task.offsets  # of a whole bucket
     if slot.bucket < 0 or cast:
         return add_values(task, worker.slots, worker.me.slots)
     bucket = worker.plan.buckets[slot.bucket]
