@@ -51,7 +51,7 @@ from tests.zoo import ADAMW, program_of
 HERE = Path(__file__).parent
 SECONDS = 5.0
 GIGABYTE = 1 << 30
-PLANS = ("dp", "ep", "clipped", "zero1", "zero3", "pp")
+PLANS = ("dp", "ep", "clipped", "zero1", "zero3", "pp", "wire_zero2")
 
 
 def try_plan(path: Path, rng: Random, original: str) -> bool:

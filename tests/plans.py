@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from piper import where
+from piper import Precision, where
 from piper.directives.schedule import Schedule
 from piper.plan.types import Plan
 from piper.strategies import parallel
@@ -29,6 +29,7 @@ def sharded_state(zero: int, *, pp: int, dp: int, ep: int, **options: Any) -> Ca
     return strategy
 
 
+WIRE = Precision(wire="float32")  # the models are float64
 _STRATEGIES: dict[str, tuple[str, Callable[[], Callable[..., None]], dict[str, Any]]] = {
     "pp": ("tied", lambda: parallel(pp=2, microbatches=4), {}),
     "pp4": ("deep", lambda: parallel(pp=4, microbatches=4), {}),
@@ -41,6 +42,13 @@ _STRATEGIES: dict[str, tuple[str, Callable[[], Callable[..., None]], dict[str, A
     "zero2": ("tied", lambda: sharded_state(2, pp=2, dp=4, ep=2, reduce_every=1), {"clip": 1.0}),
     "zero3": ("tied", lambda: sharded_state(3, pp=2, dp=2, ep=2), {}),
     "state": ("statistics", lambda: parallel(pp=2, dp=2, microbatches=4, zero=1), {}),
+    "wire": ("tied", lambda: parallel(pp=2, dp=2, microbatches=2), {"precision": WIRE}),
+    "wire_zero1": (
+        "tied",
+        lambda: sharded_state(1, pp=2, dp=2, ep=2),
+        {"precision": WIRE, "clip": 1.0, "late_clip": True},
+    ),
+    "wire_zero2": ("tied", lambda: sharded_state(2, pp=2, dp=2, ep=2), {"precision": WIRE}),
     "zero3_reuse": ("tied", lambda: sharded_state(3, pp=2, dp=4, ep=2, reuse=2, prefetch=2), {}),
     "zero3_pairs": (
         "tied", lambda: parallel(pp=2, dp=2, microbatches=4, zero=3, reduce_every=2, reuse="step"), {}

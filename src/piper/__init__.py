@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from piper.errors import PiperError
     from piper.frontend.annotate import annotate, tag
     from piper.frontend.mixture import mixture
+    from piper.ir.precisions import Precision
     from piper.ir.select import where
     from piper.mesh import Mesh
     from piper.plan.optimizers import adamw, sgd
@@ -46,6 +47,7 @@ _HOMES = {
     "Mesh": "piper.mesh",
     "PiperError": "piper.errors",
     "Plan": "piper.plan.types",
+    "Precision": "piper.ir.precisions",
     "Profile": "piper.training.profile",
     "Program": "piper.api.program",
     "Run": "piper.api.run",
@@ -71,8 +73,8 @@ _HOMES = {
 _MODULES = ("schedules", "strategies")
 
 __all__ = [
-    "Callback", "Elastic", "Job", "JsonLines", "LocalPool", "Mesh", "PiperError", "Plan", "Profile",
-    "Program", "Run", "Schedule", "Share", "StepResult", "TensorBoard", "Training", "adamw",
+    "Callback", "Elastic", "Job", "JsonLines", "LocalPool", "Mesh", "PiperError", "Plan", "Precision",
+    "Profile", "Program", "Run", "Schedule", "Share", "StepResult", "TensorBoard", "Training", "adamw",
     "annotate", "grouped_mm", "load_job", "load_program", "mixture", "profile", "schedules", "sgd",
     "strategies", "tag", "trace", "train", "warm_up", "where",
 ]  # fmt: skip

@@ -37,6 +37,20 @@ def test_plan_shows_directives_and_writes_the_plan(
     assert set(plan.bodies) | set(saved["evaluation"]["bodies"]) == set(saved["code"])
 
 
+def test_precisions_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXAMPLES / "moe.py")
+    assert main(["plan", file, "--dp", "2", "--precision", "bf16-pure"]) == 0
+    assert "precision bf16-pure" in capsys.readouterr().out
+    assert main(["plan", file, "--dp", "2"]) == 0
+    assert "precision as written" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", file, "--precision", "bf16-pur"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "--precision" in error and "bf16-pur" in error
+    assert all(name in error for name in ("fp32", "bf16", "bf16-wire", "bf16-pure"))
+
+
 GROUPED = """
 import torch
 from tests.procs.tiny import batch, model, step

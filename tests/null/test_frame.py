@@ -48,6 +48,16 @@ PLANS: dict[str, Change] = {
         "param_groups", [1] * len(plan["buckets"][0]["params"])
     ),
     "has parameters in no parameter group": _set("buckets", 0, "param_groups", [0] * 99),
+    "the precision: wire='load' is no dtype": _set("precision", {"wire": "load"}),
+    "the precision: compute='int8' is no dtype": _set("precision", {"compute": "int8"}),
+    "groups..0..: 'x' is not one of": _set("precision", {"groups": {"0": {"x": "float32"}}}),
+    "b0 has .*load.* which is not the plan's precision": _set("buckets", 0, "sums", "load"),
+    "b1 has .*float32, which is not the plan's precision": _set("buckets", 1, "state", "float32"),
+    "not the plan's precision": _set("precision", {"wire": "bfloat16"}),
+    "has masters of float32, which are no wider": lambda plan: [
+        plan.update(precision={"masters": "float32"}),
+        *(bucket.update(master="float32", state="float32") for bucket in plan["buckets"]),
+    ],
     "gradients are clipped to -1": _set("clip", -1),
     "is outside of the mesh": _set("classes", 0, "slice", "fixed", [["pp", 9]]),
     "two classes have ranks in common": _set("classes", 0, "slice", "fixed", [["pp", 1]]),

@@ -100,6 +100,10 @@ def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
         offsets=(0, 4),
         size=6,
         dtype="float32",
+        master="float32",
+        sums="float32",
+        wire="float32",
+        state="float32",
         slices=(Slice(()),),
         over=("dp",),
     )

@@ -78,8 +78,9 @@ def test_data_that_fails_under_torchrun_is_told_once_with_its_rank() -> None:
 def test_a_file_without_data_trains_on_its_batches(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(EXAMPLES / "moe.py")
     options = ["--launch", "loopback", "--steps", "2", "--nproc", "2", "--lr", "0.01"]
-    assert main(["train", file, *options, "--optimizer", "sgd"]) == 0
+    assert main(["train", file, *options, "--optimizer", "sgd", "--precision", "bf16-wire"]) == 0
     printed = capsys.readouterr()
+    assert ", precision bf16-wire, plan " in printed.out
     assert "has no data(share): each step makes a batch()" in printed.err
     assert "2 ranks (pp=1 dp=2 ep=1)" in printed.out and "lr 1.00e-02" in printed.out
     assert "step 2/2  loss" in printed.out

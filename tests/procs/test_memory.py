@@ -9,7 +9,7 @@ from tests.zoo import ADAMW, CASES, program_of
 pytestmark = pytest.mark.xdist_group("procs")
 
 
-@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("precision", [None, "bf16", "bf16-wire", "bf16-pure"])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_state_is_what_the_plan_says(pool: GetPool, zero: int, precision: str | None) -> None:
     strategy = parallel(pp=2, dp=2, ep=2, zero=zero, schedule="1f1b", microbatches=4)

@@ -64,7 +64,9 @@ def _loaded(file: JobFile) -> Job:
         return Job(plan, file.bodies, report, stored=stored)
     if not plan.train or other.train:
         raise PlanError("the job is not one of training and its evaluation")
-    for field in ("mesh", "batch", "batch_constants", "data_axes", "num_microbatches", "device"):
+    for field in (
+        "mesh", "batch", "batch_constants", "data_axes", "num_microbatches", "device", "precision"
+    ):  # fmt: skip
         if getattr(plan, field) != getattr(other, field):
             raise PlanError(f"the evaluation has another {field} than training")
     evaluation = Job(other, file.bodies, check_plan(other), stored=stored)

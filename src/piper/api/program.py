@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace as replace_fields
+
 from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
 from piper.api.starting import starting_weights
@@ -22,7 +24,6 @@ from piper.compiler.driver import (
     text_after,
 )
 from piper.compiler.loss_warnings import warn_of_loss
-from piper.compiler.precisions import dtype_of, has_float32_operators
 from piper.compiler.source import Source
 from piper.compiler.stage_graphs import Stages
 from piper.cost.estimate import NOMINAL
@@ -40,6 +41,7 @@ from piper.ir.form.graph_diff import graph_diff
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
 from piper.ir.history import History, Record
+from piper.ir.precisions import Precision, check_groups, precision_of
 from piper.ir.tensor_type import Shapes
 from piper.ir.well_formed import verify
 from piper.no_collections import no_collections
@@ -190,14 +192,17 @@ class Program:
         """The graph as it is after a pass of lowering: "bind", ..., "pace"."""
         grouping, frozen = self.source.grouping(_SGD)
         found = NOMINAL if machine is None else machine_of(machine)
-        settings = Settings(_SGD, grouping, frozen, device, 0, clip, False, None, "", None, found)
+        plain = Precision()
+        settings = Settings(
+            _SGD, grouping, frozen, device, 0, clip, False, None, plain, None, found
+        )
         return text_after(self._scheduled, settings, last=last)
 
     def expected(
         self,
         *,
         device: str = "cpu",
-        precision: str | None = None,
+        precision: Precision | str | None = None,
         clip: float | None = None,
         machine: Machine | str | None = None,
     ) -> Timeline:
@@ -206,9 +211,10 @@ class Program:
         takes with all that goes on beside it, `piper simulate` says."""
         grouping, frozen = self.source.grouping(_SGD)
         found = NOMINAL if machine is None else machine_of(machine)
-        dtype, wide = dtype_of(precision), has_float32_operators(precision)
+        # Its groups are those of an optimizer, of which there is none here.
+        all_alike = replace_fields(precision_of(precision), groups={})
         settings = Settings(
-            _SGD, grouping, frozen, device, 0, clip, False, None, dtype, None, found, wide
+            _SGD, grouping, frozen, device, 0, clip, False, None, all_alike, None, found
         )
         return expected_step(self._scheduled, settings)
 
@@ -236,7 +242,7 @@ class Program:
         clip: float | None = None,
         late_clip: bool = False,
         ema: float | None = None,
-        precision: str | None = None,
+        precision: Precision | str | None = None,
         memory_limit: int | str | None = None,
         machine: Machine | str | None = None,
         weights: Any = None,
@@ -253,11 +259,13 @@ class Program:
         again where it turns out too large.
         With `ema=0.999` ranks keep moving averages of the parameters that they step, as
         `AveragedModel` with `get_ema_multi_avg_fn(0.999)` does after each step: see `run.ema()`.
-        With `precision="bf16"` parameters and floating-point tensors of the batch are bfloat16, with
-        float32 masters that start from the model's own initial values. Operators compute as under
-        torch's autocast on CUDA, on every device: products in bfloat16; losses, norms, softmax, sums and
-        powers in float32, unless the code names a dtype; code under its own autocast as that says.
-        "fp32", or none, leaves the model as it is written.
+        `precision` says in which dtypes is computed and kept, by name or as a `piper.Precision`. With
+        "bf16" parameters and floating-point tensors of the batch are bfloat16, with float32 masters that
+        start from the model's own initial values; gradients are summed and reduced in float32. Operators
+        compute as under torch's autocast on CUDA, on every device: products in bfloat16; losses, norms,
+        softmax, sums and powers in float32, unless the code names a dtype; code under its own autocast
+        as that says. "bf16-wire" reduces gradients in bfloat16, "bf16-pure" computes and keeps
+        everything in it, without masters. "fp32", or none, leaves the model as it is written.
         A plan that needs more than `memory_limit` ("80GiB") on some rank is refused.
         Tasks are put in order by what they take on a `machine`: a Machine, the name of one ("h100") or a
         file that `piper profile` wrote; without one, on a nominal one.
@@ -275,10 +283,11 @@ class Program:
         chosen = _SGD if optimizer is None else optimizer
         grouping, frozen = self.source.grouping(chosen)
         limit = None if memory_limit is None else parse_size(memory_limit)
-        dtype, wide = dtype_of(precision), has_float32_operators(precision)
+        numbers = precision_of(precision)
+        check_groups(numbers, [g.names(place) for place, g in enumerate(grouping.groups)])
         found = NOMINAL if machine is None else machine_of(machine)
         settings = Settings(
-            chosen, grouping, frozen, device, seed, clip, late_clip, ema, dtype, limit, found, wide
+            chosen, grouping, frozen, device, seed, clip, late_clip, ema, numbers, limit, found
         )
         stored, memory = None, None
         if weights is not None:

@@ -18,6 +18,7 @@ from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
 from piper.api.weights_out import save_weights
 from piper.errors import OutOfMemory, PiperError, RunError
+from piper.ir.precisions import Precision
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
 from piper.plan.types import Plan
@@ -391,6 +392,8 @@ class Run:
 
     def __repr__(self) -> str:
         ranks = f"{self.plan.mesh.size} ranks ({self.plan.mesh}) on {self.plan.device}"
+        if self.plan.precision != Precision():
+            ranks += f", precision {self.plan.precision}"
         return (
             f"<Run of plan {self.plan.content_hash()}: {ranks}{', closed' if self.closed else ''}>"
         )

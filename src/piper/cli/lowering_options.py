@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from piper.cli.machine_options import MACHINE_OPTIONS, given_machine
 from piper.cli.user_file import STRATEGY_OPTIONS
 from piper.errors import FileError
+from piper.ir.precisions import PRECISIONS
 from piper.plan.optimizers import KNOWN
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ LOWERING_OPTIONS = (
 def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group("training")
     group.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
-    group.add_argument("--precision", choices=("bf16", "fp32"), help="default: as written")
+    group.add_argument("--precision", choices=tuple(PRECISIONS), help="default: as written")
     group.add_argument("--clip", type=float, metavar="X", help="largest norm of all gradients")
     group.add_argument(
         "--optimizer",

@@ -29,6 +29,7 @@ from piper.ir.graph import Graph
 from piper.ir.history import Record
 from piper.ir.layouts import Split
 from piper.ir.nodes import Chunk
+from piper.ir.precisions import Precision
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.mesh import Mesh
@@ -76,10 +77,9 @@ class Settings:
     clip: float | None
     late_clip: bool
     ema: float | None
-    dtype: str
+    precision: Precision
     memory_limit: int | None
     machine: Machine = NOMINAL
-    float32_operators: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ def _started(
     check_device(device)
     begin = time.perf_counter()
     source = scheduled.source.variant(
-        dtype=settings.dtype,
-        float32_operators=settings.float32_operators,
+        dtype=settings.precision.compute,
+        float32_operators=settings.precision.widens,
         training=evaluated is None,
         frozen=settings.frozen,
         cut=scheduled.stages,
@@ -219,6 +219,7 @@ def _started(
         clip=settings.clip,
         late=settings.late_clip,
         grouping=settings.grouping,
+        precision=settings.precision,
         trained=evaluated,
         machine=settings.machine,
     )
@@ -290,6 +291,7 @@ def _plan(
         device=settings.device,
         clip=settings.clip,
         ema=settings.ema,
+        precision=settings.precision,
         bodies=tuple(sorted(used)),
         buckets=bucketed.buckets,
         history=scheduled.history,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from piper.bodies.device import own_device
 from piper.compiler.driver import Scheduled
-from piper.compiler.precisions import dtype_of, has_float32_operators
 from piper.compiler.source import Cuts, Source
 from piper.compiler.stage_seconds import stage_seconds
 from piper.cost.machine import Machine
@@ -16,6 +15,7 @@ from piper.errors import Call, CutError
 from piper.frontend.cut.stage_choice import StageCut, choose_stages, measured_costs
 from piper.ir.graph import Graph
 from piper.ir.history import Record
+from piper.ir.precisions import Precision, precision_of
 from piper.ir.well_formed import verify
 from piper.runtime.launch.torchrun import under_torchrun
 from piper.schedules.action_costs import Costs
@@ -47,20 +47,21 @@ class Stages:
         machine: Machine | str,
         tag: str,
         stages: Sequence[Sequence[int]] | None,
-        precision: str | None,
+        precision: Precision | str | None,
         call: Call,
     ) -> Costs:
         """What stages take on a machine, under the directives so far."""
         complete_graph = complete(graph, [record.call for record in history])
         scheduled = Scheduled(self._source(call), complete_graph, tuple(history), self.cut)
         regions = stages or [(region,) for region in graph.tag_values.get(tag, ())]
+        asked = precision_of(precision)
         return stage_seconds(
             scheduled,
             machine_of(machine),
             stages=regions,
             tag=tag,
-            dtype=dtype_of(precision),
-            float32_operators=has_float32_operators(precision),
+            dtype=asked.compute,
+            float32_operators=asked.widens,
         )
 
     def __call__(

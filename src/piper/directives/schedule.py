@@ -21,6 +21,7 @@ from piper.errors import ArgumentError, Call, StrategyError, did_you_mean, user_
 from piper.ir.directive import AnyDirective, Directive, Site, Stages, kind_of
 from piper.ir.graph import Graph
 from piper.ir.history import Record, effect_of
+from piper.ir.precisions import Precision
 from piper.schedules.action_costs import Costs
 
 P = ParamSpec("P")
@@ -106,7 +107,7 @@ class Schedule:
         *,
         tag: str = "PP",
         stages: Sequence[Sequence[int]] | None = None,
-        precision: str | None = None,
+        precision: Precision | str | None = None,
     ) -> Costs:
         """What F, BI and BW of each stage take on a machine, and a message between two: under the
         directives so far, for a table that goes by costs.

@@ -13,6 +13,7 @@ import msgspec
 from piper.errors import Call, StrategyError
 from piper.ir.form.python_code import call_code, code_of
 from piper.ir.graph import Graph
+from piper.ir.precisions import Precision
 from piper.ir.select import Selector
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Stages(Protocol):
         machine: Any,
         tag: str,
         stages: Sequence[Sequence[int]] | None,
-        precision: str | None,
+        precision: Precision | str | None,
         call: Call,
     ) -> Any: ...
 

@@ -16,6 +16,7 @@ from piper.errors import Call, OrderError, PiperError, PlanError, SplitError, di
 from piper.ir.graph import Graph, Stream
 from piper.ir.order.ordering import resolve_orders
 from piper.ir.order.sorting import sorted_topologically
+from piper.ir.precisions import Precision
 from piper.ir.well_formed import verify
 from piper.mesh import Group, Slice
 from piper.passes.dispatch.early_messages import early_messages
@@ -23,7 +24,7 @@ from piper.passes.dispatch.emit import emit
 from piper.passes.dispatch.list_schedule import Ordered, crossed_messages, schedule
 from piper.passes.dispatch.pace import pace
 from piper.passes.physical.bind import GetBodies, bind_bodies
-from piper.passes.physical.buckets import Bucketed, make_buckets
+from piper.passes.physical.buckets import WIDE_ENOUGH, Bucketed, make_buckets
 from piper.passes.physical.clip import Clip, measure_norm
 from piper.passes.physical.draft import Draft
 from piper.passes.physical.gradients import hold_parameters, reduce_gradients, update_parameters
@@ -51,6 +52,7 @@ class Lowering:
     clip: float | None = None
     late: bool = False
     grouping: Grouping | None = None
+    precision: Precision = WIDE_ENOUGH
     trained: Bucketed | None = None
     machine: Machine = NOMINAL
     cadences: tuple[Cadence, ...] = ()  # for what directives leave open
@@ -95,9 +97,8 @@ def _total_loss(state: Lowering) -> None:
 
 def _fill_buckets(state: Lowering) -> None:
     grouping = state.grouping
-    param_groups = grouping.of if grouping else None
     state.bucketed = state.trained or make_buckets(
-        state.logical, state.calls, param_groups, state.cadences
+        state.logical, state.calls, grouping, state.precision, state.cadences
     )
     if grouping is not None and state.trained is None:
         check_whole(grouping, state.logical, state.bucketed, state.calls)

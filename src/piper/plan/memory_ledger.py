@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from piper.directives.shard import Shard
-from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
+from piper.ir.tensor_type import dtype_bytes
 from piper.plan.group_runs import runs_within
 from piper.plan.local_order import Local
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.slots import FILLED, STAYING, Slot
-from piper.plan.tasks import Calling, Settle, Task, Update
+from piper.plan.tasks import Calling, Settle, Stepping, Task, Update
 from piper.plan.types import Bucket, ParamGroup, Plan
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buffers", "inside")
@@ -31,12 +31,14 @@ class MemoryLedger:
         self.alive = [slot.kind in STAYING | FILLED for slot in self.slots]
         self._make_buffers()
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
+        self.casts: dict[int, int] = {}  # bucket -> bytes that a step makes of it in wider dtypes
         self.held = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
         for task in self.tasks:
             if isinstance(task, Update):
                 state = _State(plan, task, self.slots)
                 self._add("optimizer", state.kept)
+                self.casts[task.bucket] = state.casts
                 if task.late:
                     self.late[task.bucket] = state.before
         for size, alive, use in zip(self.size, self.alive, self.use, strict=True):
@@ -61,12 +63,14 @@ class MemoryLedger:
                 self.alive[root] = True
                 self._add(self.use[root], self.size[root])
         self._add("inside", self._inside(task))
+        self._add("optimizer", self._cast(task))
         if isinstance(task, Update) and task.late:
             self._add("optimizer", self.late[task.bucket])
 
     def end(self, index: int) -> None:
         task = self.tasks[index]
         self._add("inside", -self._inside(task))
+        self._add("optimizer", -self._cast(task))
         for slot in task.frees:
             if self.alive[slot] and self.slots[slot].pool < 0:
                 self.alive[slot] = False
@@ -76,6 +80,9 @@ class MemoryLedger:
 
     def _inside(self, task: Task) -> int:
         return self.bodies.get(task.body, 0) if isinstance(task, Calling) else 0
+
+    def _cast(self, task: Task) -> int:
+        return self.casts.get(task.bucket, 0) if isinstance(task, Stepping) else 0
 
     def _add(self, category: str, nbytes: int) -> None:
         self.held[category] += nbytes
@@ -101,20 +108,29 @@ def _slot_bytes(slot: Slot, load: float) -> int:
 
 class _State:
     """Bytes beside the slots that an Update steps: averages and masters of narrow parameters are `kept`
-    from step to step; a late one needs all as it was `before`, until it is settled."""
+    from step to step; a late one needs all as it was `before`, until it is settled. A step `casts`
+    gradients and state to the masters' dtype."""
 
     def __init__(self, plan: Plan, task: Update, known: Sequence[Slot]) -> None:
         bucket = plan.buckets[task.bucket]
         slots = [known[s] for s in task.stepped[: len(bucket.params)]]
-        wide = accumulation_dtype(bucket.dtype)
-        masters = sum(math.prod(slot.shape) for slot in slots) * dtype_bytes(wide)
-        averages = max(
-            sum(_averages(plan.param_groups[g], shape, dtype_bytes(wide)) for g, shape in pieces)
-            for pieces in _pieces(plan, bucket, slots)
-        )
-        self.kept = averages + (masters if wide != bucket.dtype else 0)
+        masters = sum(math.prod(slot.shape) for slot in slots) * dtype_bytes(bucket.master)
+        averages = _largest(plan, bucket, slots, bucket.state)
+        self.kept = averages + (masters if bucket.master != bucket.dtype else 0)
         self.kept += masters if plan.ema is not None else 0
         self.before = averages + masters
+        self.casts = masters if bucket.sums != bucket.master else 0
+        if bucket.state != bucket.master:
+            self.casts += _largest(plan, bucket, slots, bucket.master)
+
+
+def _largest(plan: Plan, bucket: Bucket, slots: Sequence[Slot], dtype: str) -> int:
+    """Bytes of an optimizer's averages in a dtype, on the rank that has most."""
+    element = dtype_bytes(dtype)
+    return max(
+        sum(_averages(plan.param_groups[g], shape, element) for g, shape in pieces)
+        for pieces in _pieces(plan, bucket, slots)
+    )
 
 
 def _pieces(

@@ -13,13 +13,14 @@ from piper.errors import PlanError
 from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
 from piper.ir.history import Record
+from piper.ir.precisions import Dtypes, Precision
 from piper.ir.tensor_type import Shapes, TensorType
 from piper.mesh import Group, Mesh, Slice
 from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 5
+VERSION = 6
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 
@@ -30,6 +31,9 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     axes along which it is cut into shards. It lives on `slices`; along `copies` each rank has the same.
     One that is not `trained` is only gathered. `param_groups` has the parameter group of each, in
     order, or nothing where all are in the first.
+
+    Parameters are `dtype`; what the optimizer steps is `master`, what it keeps `state`. Gradients are
+    added up in `sums` and reduced in `wire`.
     """
 
     name: str
@@ -38,6 +42,10 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     offsets: tuple[int, ...]
     size: int
     dtype: str
+    master: str
+    sums: str
+    wire: str
+    state: str
     slices: tuple[Slice, ...]
     over: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
@@ -47,6 +55,10 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     def group_of(self, place: int) -> int:
         """The parameter group of one of its parameters."""
         return self.param_groups[place] if self.param_groups else 0
+
+    @property
+    def dtypes(self) -> Dtypes:
+        return Dtypes(self.master, self.sums, self.wire, self.state)
 
 
 class RankClass(msgspec.Struct, Generic[TaskT], frozen=True, omit_defaults=True):
@@ -98,6 +110,10 @@ class ParamGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int = 0
     label: str = ""
 
+    def names(self, place: int) -> tuple[str, ...]:
+        """What a precision may call the group at this place."""
+        return (self.label, str(place)) if self.label else (str(place),)
+
 
 class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     """All that the ranks of a mesh do in one training step.
@@ -122,6 +138,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     buckets: tuple[Bucket, ...] = ()
     clip: float | None = None
     ema: float | None = None  # how much of the parameters' moving averages a step keeps
+    precision: Precision = Precision()
     history: tuple[Record, ...] = ()
     cadences: tuple[Cadence, ...] = ()  # what its directives left open
     train: bool = True

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from piper.errors import RunError
-from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
+from piper.ir.tensor_type import dtype_bytes
 from piper.plan.types import Plan
 from piper.stored.safetensors_index import CODES
 
@@ -64,11 +64,9 @@ def weight_files(plan: Plan, *, dtype: str | None, shard_size: int) -> WeightFil
     for name, tensor in plan.state_names.items():
         if names.setdefault(tensor, name) != name:
             tied[name] = names[tensor]
-    trained = {name for bucket in plan.buckets if bucket.trained for name in bucket.params}
+    masters = {name: b.master for b in plan.buckets if b.trained for name in b.params}
     tensors = [
-        FileTensor(
-            name, tensor, _dtype(plan, tensor, tensor in trained, dtype), _shape(plan, tensor)
-        )
+        FileTensor(name, tensor, _dtype(plan, tensor, masters, dtype), _shape(plan, tensor))
         for tensor, name in names.items()
     ]
     for each in tensors:
@@ -99,11 +97,11 @@ def weight_files(plan: Plan, *, dtype: str | None, shard_size: int) -> WeightFil
     return WeightFiles(tuple(files), places, index, next(floats, ""))
 
 
-def _dtype(plan: Plan, tensor: str, trained: bool, wanted: str | None) -> str:
+def _dtype(plan: Plan, tensor: str, masters: Mapping[str, str], wanted: str | None) -> str:
     kept = plan.tensors[tensor].dtype
     if wanted is not None and "float" in kept:
         return wanted
-    return accumulation_dtype(kept) if trained else kept
+    return masters.get(tensor, kept)
 
 
 def _shape(plan: Plan, tensor: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from piper.directives.recompute import Keep
 from piper.directives.schedule import Schedule
 from piper.directives.shard import MAX_LOAD
 from piper.errors import MeshError, ScheduleError
+from piper.ir.precisions import Precision
 from piper.ir.select import Selector, where
 from piper.mesh import Mesh
 from piper.schedules import schedule as make_table
@@ -39,7 +40,7 @@ def parallel(
     recompute: Keep | None = None,
     costs: Mapping[str, float] | Literal["measure"] | None = None,
     machine: Any = None,
-    precision: str | None = None,
+    precision: Precision | str | None = None,
     stage_tag: str = "PP",
     expert_tag: str = "EP",
 ) -> Callable[[Schedule], None]:

@@ -62,5 +62,6 @@ def opened(
     with (
         job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
     ):
-        lines.note(f"{job.plan.mesh.size} ranks ({job.plan.mesh}), plan {job.plan.content_hash()}")
+        where = f"{job.plan.mesh.size} ranks ({job.plan.mesh})"
+        lines.note(f"{where}, precision {job.plan.precision}, plan {job.plan.content_hash()}")
         yield run, lines

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from piper.check.problem import Problem
+from piper.ir.precisions import dtypes_problem, precision_problem
 from piper.ir.tensor_type import MAX_BYTES, TensorType
 from piper.mesh import Mesh, Slice, mesh_problem
 from piper.plan.holdings import box_of
@@ -71,6 +72,9 @@ def _head(plan: Plan) -> Iterator[str]:
         yield "two streams have one name"
     if plan.clip is not None and not 0 < plan.clip < math.inf:
         yield f"gradients are clipped to {plan.clip}"
+    problem = precision_problem(plan.precision)
+    if problem:
+        yield f"the precision: {problem}"
     if plan.ema is not None and not 0 <= plan.ema < 1:
         yield f"moving averages keep {plan.ema}"
     yield from _cadences(plan)
@@ -173,6 +177,7 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
         yield "is of no possible size"
     if any(plan.tensors[name].dtype != bucket.dtype for name in bucket.params if known):
         yield f"has parameters that are not {bucket.dtype}"
+    yield from _dtypes(plan, bucket)
     if any(not 0 <= offset <= bucket.size for offset in bucket.offsets):
         yield "has parameters outside of it"
     if any(plan.tensors[name].buffer for name in bucket.params if known):
@@ -185,6 +190,18 @@ def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
         0 <= group < len(plan.param_groups) for group in bucket.param_groups or (0,)
     ):
         yield "has parameters in a parameter group that does not exist"
+
+
+def _dtypes(plan: Plan, bucket: Bucket) -> Iterator[str]:
+    """Masters, sums, the wire and state are as the plan's precision has them for its groups."""
+    groups = dict(enumerate(plan.param_groups)) if bucket.trained else {}
+    own = bucket.param_groups or (0,)
+    names = {groups[number].names(number) if number in groups else () for number in own}
+    if any(plan.precision.dtypes(bucket.dtype, each) != bucket.dtypes for each in names):
+        yield f"has {', '.join(bucket.dtypes)}, which is not the plan's precision"
+    problem = dtypes_problem(bucket.dtype, bucket.dtypes) if bucket.trained else ""
+    if problem:
+        yield problem
 
 
 def _indexes(part: RankClass) -> Iterator[str]:

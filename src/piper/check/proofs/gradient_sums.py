@@ -32,8 +32,10 @@ class _Sums:
             else:
                 self.made.update((slot, index) for slot in task.writes if self._contributes(slot))
             for slot in task.reads:
-                if isinstance(task, Add):
-                    self.made.pop(slot, None)
+                adds = isinstance(task, Add) and self._contributes(slot)
+                if adds and self.made.pop(slot, None) is None:
+                    text = f"{task.name} adds {self._name(slot)}, which is added already"
+                    yield self._problem(text, index)
                 if slot in self.begun:
                     yield from self._use(index, task, slot)
             for slot in task.frees:

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.holdings import is_cut
 from piper.plan.slots import BUCKETED, Slot
 from piper.plan.tasks import Add, Comm, Run, Stepping, Task
@@ -44,9 +43,19 @@ def _slots(world: World, party: Party) -> Iterator[Problem]:
         if slot.bucket >= 0 and slot.kind in BUCKETED:
             bucket = world.plan.buckets[slot.bucket]
             parts = world.plan.mesh.size_of(bucket.over) if is_cut(world.plan, slot) else 1
-            dtype = accumulation_dtype(bucket.dtype) if slot.kind == "grad" else bucket.dtype
+            dtype = bucket.sums if slot.kind == "grad" else bucket.dtype
             if (slot.shape, slot.dtype) != ((bucket.size // max(1, parts),), dtype):
                 text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
+                yield Problem("updates", text)
+        elif slot.bucket >= 0:
+            bucket = world.plan.buckets[slot.bucket]
+            if slot.dtype not in (bucket.wire, bucket.sums) or (
+                slot.kind == "temp" and slot.dtype != bucket.wire
+            ):
+                text = (
+                    f"{party.label}: {slot.name} is {slot.dtype}; gradients of bucket {bucket.name}"
+                )
+                text += f" are summed in {bucket.sums} and reduced in {bucket.wire}"
                 yield Problem("updates", text)
 
 
@@ -71,7 +80,8 @@ def _starts(world: World, party: Party) -> Iterator[Problem]:
     for index, task in enumerate(party.tasks):
         slot = task.sums[0] if isinstance(task, Add) else -1
         if slot >= 0 and party.slots[slot].kind == "sum" and party.slots[slot].bucket >= 0:
-            if slot not in begun and not task.zeros:  # type: ignore[attr-defined]
+            assert isinstance(task, Add)
+            if slot not in begun and not task.zeros and not whole(task):
                 text = f"{task.name} adds to {party.slots[slot].name}, which has no zeros yet"
                 yield problem(world, "updates", text, (party, index))
             begun.add(slot)
@@ -90,8 +100,18 @@ def _task(world: World, party: Party, index: int) -> Iterator[Problem]:
             wrong = f"reads {slot.name} as {slot.source}, not {wanted:g}"
     if isinstance(task, Add) and task.offsets:
         wrong = wrong or _misplaced(world, party, task)
+    if isinstance(task, Comm) and task.facts.sums:
+        slot = party.slots[task.source]
+        wire = plan.buckets[slot.bucket].wire if slot.bucket >= 0 else slot.dtype
+        if slot.dtype != wire:
+            wrong = f"reduces {slot.name} in {slot.dtype}, not in {wire}"
     if wrong:
         yield problem(world, "updates", f"{task.name} {wrong}", (party, index))
+
+
+def whole(task: Add) -> bool:
+    """Whether an Add starts all of a bucket's sum with one term."""
+    return task.first == (True,) and not task.offsets
 
 
 def _constant_for(task: Task) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from piper.check.parties import Party, World, normal
 from piper.check.problem import Problem, problem
 from piper.check.proofs.gradient_sums import sums
+from piper.check.proofs.numbers import whole
 from piper.mesh import Group
 from piper.plan.holdings import box_of
 from piper.plan.slots import Slot
@@ -108,6 +109,7 @@ class _Chain:
         self.bucket = bucket
         self.local = world.local(party)
         self.parts = world.plan.mesh.size_of(bucket.over)
+        self.num_tasks = len(party.tasks)
         self.own = [
             i
             for i, task in enumerate(party.tasks)
@@ -179,6 +181,12 @@ class _Chain:
                 if index > update:
                     text = f"{task.name} reduces {name} after its update"
                     yield self._problem(text, index, update)
+            elif isinstance(task, Add) and self._reduction(index, task) >= 0:
+                reduced.append(index)
+                yield from self._cast_back(index, task, grad, group)
+                if index > update:
+                    text = f"{task.name} reduces {name} after its update"
+                    yield self._problem(text, index, update)
             elif isinstance(task, Add) or scatters(task):
                 for end in (*reduced[:1], update):
                     if index > end:
@@ -197,6 +205,63 @@ class _Chain:
             yield self._problem(text, update)
         if not any(i < update for i in self.local.writers.get(grad, [])):
             yield self._problem(f"nothing is added to {name} before its update", update)
+
+    def _reduction(self, index: int, task: Add) -> int:
+        """The task that has reduced what is added, over copies and in the wire's own dtype; else -1."""
+        makers = [self.local.writer_before(slot, index) for slot in task.terms]
+        own = self.bucket.wire != self.bucket.sums
+        return next((by for by in makers if own and by >= 0 and reduces(self.party.tasks[by])), -1)
+
+    def _cast_back(self, index: int, task: Add, grad: int, group: Group) -> Iterator[Problem]:
+        """All of a gradient was cast, reduced over its copies, and takes the gradient's place."""
+        name = self.party.slots[grad].name
+        by = self._reduction(index, task)
+        comm = self.party.tasks[by]
+        assert isinstance(comm, Comm)
+        if not whole(task):
+            yield self._problem(f"{task.name} adds to {name} what is reduced already", index, by)
+        if self.world.group(comm) != group:
+            text = f"{comm.name} reduces {name} over {self.world.group(comm)}"
+            yield self._problem(text, by, facts=(f"its copies are {group}",))
+        cast = self.local.writer_before(comm.source, by)
+        if cast < 0 or self.party.tasks[cast].reads != (grad,):
+            yield self._problem(f"{comm.name} does not reduce {name}", by, index)
+        yield from self._complete(by, comm)
+
+    def _complete(self, index: int, comm: Comm) -> Iterator[Problem]:
+        """A reduction takes all of a sum: nothing is added to that behind it, or behind its cast."""
+        source = self.local.root[comm.source]
+        if self.bucket.wire != self.bucket.sums:
+            by = self.local.writer_before(source, index)
+            cast = self.party.tasks[by] if by >= 0 else None
+            what = self.party.slots[source].name
+            if not (isinstance(cast, Add) and whole(cast)):
+                text = f"{comm.name} reduces {what}, which is not the cast of a sum"
+                yield self._problem(text, index, *([by] if by >= 0 else ()))
+                return
+            yield from self._nothing_behind(index, source)
+            source, index = self.local.root[cast.terms[0]], by
+            known = self.party.slots[source]
+            if known.bucket != self.number or known.kind not in ("sum", "grad"):
+                text = f"{cast.name} casts {known.name}, which is no sum of {self.bucket.name}"
+                yield self._problem(text, index)
+        yield from self._nothing_behind(index, source)
+
+    def _nothing_behind(self, index: int, source: int) -> Iterator[Problem]:
+        """No task adds to a sum, or takes it, after one has, until it is started again."""
+        task, name, end = self.party.tasks[index], self.party.slots[source].name, self.num_tasks
+        for later in self.local.writers.get(source, []):
+            if later > index:
+                add = self.party.tasks[later]
+                if not isinstance(add, Add) or all(add.first):
+                    end = later
+                    break
+                text = f"{add.name} adds to {name} after {task.name}"
+                yield self._problem(f"{text}: it is lost, or counts twice", later, index)
+        for reader in self.local.readers.get(source, []):
+            if index < reader < end:
+                text = f"{self.party.tasks[reader].name} takes {name} after {task.name}"
+                yield self._problem(f"{text}: it counts twice", reader, index)
 
     def _contribution(self, index: int, task: Task, name: str) -> Iterator[Problem]:
         """With sharded gradients, what enters is reduced over the shards' ranks; else, nothing is."""
@@ -231,15 +296,7 @@ class _Chain:
         if self.party.slots[source].bucket != self.number:
             text = f"{task.name} reduces {self.party.slots[source].name} into {name}"
             yield self._problem(text, index)
-        started = False
-        for later in self.local.writers.get(source, []):
-            if later > index and not started:
-                add = self.party.tasks[later]
-                started = not isinstance(add, Add) or all(add.first)
-                if not started:
-                    text = f"{add.name} adds to {self.party.slots[source].name}"
-                    text += f" after {task.name}"
-                    yield self._problem(f"{text}: it is lost, or counts twice", later, index)
+        yield from self._complete(index, task)
 
     def _gather(self, update: int, stepping: Update) -> Iterator[Problem]:
         """Parameters that all ranks hold whole are gathered again once their shards are stepped."""

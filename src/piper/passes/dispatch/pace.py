@@ -122,7 +122,9 @@ class _Pacing:
 
     def _sums_whole(self, node: Accumulate) -> bool:
         value = self.graph.values[node.outputs[0]]
-        return value.role == "sum" and value.bucket >= 0 and self._zero(value.bucket) > 1
+        if value.role != "sum" or value.bucket < 0 or self._zero(value.bucket) < 2:
+            return False
+        return self.graph.values[node.inputs[0]].bucket < 0 if node.inputs else True
 
     def _zero(self, bucket: int) -> int:
         return self.bucketed.keeping[bucket].zero
@@ -131,17 +133,24 @@ class _Pacing:
         """Reduce a sum as soon as it is there, and start none while WHOLE_SUMS others wait for that; but
         what the user has ordered stays where it is."""
         over: list[tuple[int, str]] = []  # when a sum is there, and what reduces it
-        for total, adds in self.sums[at].items():
-            (scatter,) = self.graph.readers[total]
+        for adds in self.sums[at].values():
+            *casts, scatter = self._reduction(adds[-1])
             over.append((self.place[adds[-1]], scatter))
             if scatter not in self.ordered:
-                self.moved.add(scatter)
-                self.behind[adds[-1]].append(self.graph.nodes[scatter])
+                self.moved.update(casts, (scatter,))
+                self.behind[adds[-1]] += [self.graph.nodes[each] for each in (*casts, scatter)]
         over.sort()
         for adds in self.sums[at].values():
             before = bisect(over, (self.place[adds[0]],)) - WHOLE_SUMS
             if before >= 0 and over[before][1] not in self.ordered:
                 self.edges.append(OrderEdge(over[before][1], adds[0], TRACED))
+
+    def _reduction(self, pack: str) -> list[str]:
+        """The nodes from a sum to its reduction: a cast where the wire has another dtype."""
+        found = [pack]
+        while not isinstance(self.graph.nodes[found[-1]], Comm):
+            found += self.graph.readers[self.graph.nodes[found[-1]].outputs[0]]
+        return found[1:]
 
     # Receives
 

@@ -13,12 +13,15 @@ from piper.errors import AxisError, Call, PlanError
 from piper.ir.graph import Graph
 from piper.ir.layouts import PARTIAL, REPLICATED, Layouts, Split, layouts_text, local
 from piper.ir.nodes import ONCE, Chunk, Owner
-from piper.ir.tensor_type import TensorType, dtype_bytes
+from piper.ir.precisions import Dtypes, Precision, dtypes_problem
+from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
 from piper.ir.values import Value
 from piper.mesh import Slice
 from piper.plan.cadence import Cadence
+from piper.plan.optimizers import Grouping
 from piper.plan.types import Bucket
 
+WIDE_ENOUGH = Precision()
 ALIGNMENT = 16  # bytes; kernels load parameters in words of this size
 WHOLE_SIZE = 25 << 20  # bytes of a bucket whose parameters stay whole, unless the user says
 
@@ -72,25 +75,30 @@ class Bucketed:
 def make_buckets(
     logical: Graph,
     calls: Sequence[Call],
-    param_groups: Mapping[str, int] | None = None,
+    grouping: Grouping | None = None,
+    precision: Precision = WIDE_ENOUGH,
     cadences: tuple[Cadence, ...] = (),
 ) -> Bucketed:
     """Buckets of all parameters that get a gradient, and of those that are gathered for their use.
 
-    A bucket holds parameters that live on the same slices and are kept alike. Where each use of them
-    matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides. Those of one parameter
-    group (none: all are in one) lie side by side in it. `cadences` has what directives left open.
+    A bucket holds parameters that live on the same slices and are kept alike, in the same dtypes. Where
+    each use of them matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides. Those
+    of one parameter group (none: all are in one) lie side by side in it. `cadences` has what directives
+    left open.
     """
     params = _parameters(logical, calls, {cadence.origin: cadence for cadence in cadences})
+    param_groups = grouping.of if grouping else {}
     held = {
         name: local(logical.values[name].type, logical.values[name].layout, logical.mesh)
         for name in params
     }
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    dtypes: dict[str, Dtypes] = {}
     for name, param in params.items():
         if param.trained or param.keeping.zero == 3:
             near = frozenset(param.users if param.keeping.zero > 1 else param.stages)
-            alike = (param.keeping, param.trained, held[name].dtype)
+            dtypes[name] = _dtypes(name, held[name].dtype, param.trained, grouping, precision)
+            alike = (param.keeping, param.trained, held[name].dtype, dtypes[name])
             key = (frozenset(param.slices), near, *alike)
             groups[key].append(name)
     buckets: list[Bucket] = []
@@ -98,16 +106,33 @@ def make_buckets(
     of: dict[str, int] = {}
     for names in groups.values():
         for part in _packed(held, names, params[names[0]].keeping):
-            part.sort(key=lambda name: (param_groups or {}).get(name, 0))
+            part.sort(key=lambda name: param_groups.get(name, 0))
             of |= dict.fromkeys(part, len(buckets))
             keeping.append(params[part[0]].keeping)
             parts = logical.mesh.size_of(keeping[-1].over)
-            bucket = _layout(f"b{len(buckets)}", held, part, params[part[0]], parts)
-            if bucket.trained and any((param_groups or {}).get(name) for name in part):
-                groups_of = tuple((param_groups or {})[name] for name in part)
+            like, dtypes_of = params[part[0]], dtypes[part[0]]
+            bucket = _layout(f"b{len(buckets)}", held, part, like, parts, dtypes_of)
+            if bucket.trained and any(param_groups.get(name) for name in part):
+                groups_of = tuple(param_groups[name] for name in part)
                 bucket = msgspec.structs.replace(bucket, param_groups=groups_of)
             buckets.append(bucket)
     return Bucketed(tuple(buckets), tuple(keeping), of, cadences)
+
+
+def _dtypes(
+    name: str, dtype: str, trained: bool, grouping: Grouping | None, precision: Precision
+) -> Dtypes:
+    """What is kept for a parameter, and how its gradient is summed."""
+    names: tuple[str, ...] = ()
+    if trained and grouping is not None:
+        number = grouping.of.get(name, 0)
+        names = grouping.groups[number].names(number)
+    dtypes = precision.dtypes(dtype, names)
+    problem = dtypes_problem(dtype, dtypes) if trained else ""
+    if problem:
+        legal = " or ".join(dict.fromkeys((dtype, accumulation_dtype(dtype))))
+        raise PlanError(f"{name} {problem}", legal=f"masters of {legal}")
+    return dtypes
 
 
 def _parameters(
@@ -235,7 +260,12 @@ def _packed(held: Mapping[str, TensorType], names: list[str], keeping: Keeping) 
 
 
 def _layout(
-    name: str, held: Mapping[str, TensorType], params: list[str], like: _Parameter, parts: int
+    name: str,
+    held: Mapping[str, TensorType],
+    params: list[str],
+    like: _Parameter,
+    parts: int,
+    dtypes: Dtypes,
 ) -> Bucket:
     types = [held[param] for param in params]
     keeping = like.keeping
@@ -252,6 +282,10 @@ def _layout(
         offsets=tuple(offsets),
         size=math.ceil(end / step) * step,
         dtype=types[0].dtype,
+        master=dtypes.master,
+        sums=dtypes.sums,
+        wire=dtypes.wire,
+        state=dtypes.state,
         slices=tuple(sorted(like.slices)),
         over=keeping.over,
         copies=keeping.copies,

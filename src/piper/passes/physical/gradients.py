@@ -8,7 +8,7 @@ import msgspec
 
 from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Layouts, Split, local
 from piper.ir.nodes import Accumulate, Chunk, Tags, Update
-from piper.ir.tensor_type import TensorType, accumulation_dtype
+from piper.ir.tensor_type import TensorType
 from piper.ir.values import Role, Value
 from piper.mesh import Slice
 from piper.passes.physical.buckets import Bucketed
@@ -58,7 +58,6 @@ class _Reduction:
         self.bucket: Bucket = bucketed.buckets[number]
         self.keeping = bucketed.keeping[number]
         self.at = at
-        self.dtype = accumulation_dtype(self.bucket.dtype)
         self.terms = bucket_layout(bucketed, number, over=PARTIAL, copies=PARTIAL)
         self.shards = bucket_layout(bucketed, number, over=Split(0), copies=PARTIAL)
 
@@ -88,9 +87,11 @@ class _Reduction:
         starts = range(0, len(found), size)
         return [[one for some in found[i : i + size] for one in some] for i in starts]
 
-    def _value(self, prefix: str, role: Role, layout: Layouts, suffix: str = "") -> str:
+    def _value(
+        self, prefix: str, role: Role, layout: Layouts, suffix: str = "", dtype: str = ""
+    ) -> str:
         name = at_slice(f"{prefix}.{self.bucket.name}{suffix}", self.at)
-        type = bucket_type(self.draft, self.bucket, layout, self.dtype)
+        type = bucket_type(self.draft, self.bucket, layout, dtype or self.bucket.sums)
         return self.draft.value(Value(name, role, type, layout, slice=self.at, bucket=self.number))
 
     def _sum_all(self, contributions: _Members, total: str) -> None:
@@ -107,18 +108,9 @@ class _Reduction:
         suffix = f">{members[-1][0].name}"
         whole = self._value("$sum", "sum", self.terms, suffix)
         self._sum_all(members, whole)
-        part = self._value("$part", "param_grad", self.shards, suffix)
+        part = self._value("$part", "param_grad", self.shards, suffix, self.bucket.wire)
         self._change(f"scatter>{part}", whole, part, tags)
-        self.draft.node(
-            Accumulate(
-                name=f"add>{part}",
-                tags=tags,
-                inputs=(part,),
-                outputs=(total,),
-                slice=self.at,
-                origin=self.keeping.origin,
-            )
-        )
+        self._move(f"add>{part}", part, total, tags)
 
     def _add(self, name: str, names: list[str], total: str, tags: Tags) -> None:
         offsets = [self.bucketed.offset(self.draft.values[grad].of) for grad in names]
@@ -131,6 +123,19 @@ class _Reduction:
                 slice=self.at,
                 origin=self.keeping.origin,
                 offsets=tuple(offsets),
+            )
+        )
+
+    def _move(self, name: str, source: str, total: str, tags: Tags) -> None:
+        """Add a Value that lies as a sum does; the first to come is copied, into the sum's dtype."""
+        self.draft.node(
+            Accumulate(
+                name=name,
+                tags=tags,
+                inputs=(source,),
+                outputs=(total,),
+                slice=self.at,
+                origin=self.keeping.origin,
             )
         )
 
@@ -155,15 +160,34 @@ class _Reduction:
         key: str = "",
         slices: tuple[Slice, ...] = (),
     ) -> str:
-        """A Value in another layout; the same one if it lies so already."""
+        """A Value in another layout; the same one if it lies so already. It is cast for the wire, and
+        back, where it has another dtype."""
+        made = self.draft.values[source]
         read = self.draft.values[result] if isinstance(result, str) else result
         stream, origin = self.keeping.reduce_stream, self.keeping.origin
         way = Way(name, self.at, stream, origin, tags, key, slices)
-        comm = collective(self.draft.logical.mesh, self.draft.values[source], read, way)
-        if comm is None:
+        if collective(self.draft.logical.mesh, made, read, way) is None:
             return source
+        self.draft.value(read)
+        sent = self._on_wire(f"$wire>{name}", made, "sum")
+        received = self._on_wire(f"$reduced>{name}", read, "param_grad")
+        if sent is not made:
+            self._move(f"cast>{name}", source, sent.name, tags)
+        comm = collective(self.draft.logical.mesh, sent, received, way)
+        assert comm is not None
         self.draft.node(comm)
-        return self.draft.value(read)
+        if received is not read:
+            self._move(f"cast>{received.name}", received.name, read.name, tags)
+        return read.name
+
+    def _on_wire(self, name: str, value: Value, role: Role) -> Value:
+        """A Value like another one in the dtype of the wire; itself if it has that."""
+        wire = self.bucket.wire
+        if value.dtype == wire:
+            return value
+        type = msgspec.structs.replace(value.type, dtype=wire)
+        like = Value(name, role, type, value.layout, slice=self.at, bucket=self.number)
+        return self.draft.values[self.draft.value(like)]
 
 
 def bucket_layout(bucketed: Bucketed, number: int, *, over: Layout, copies: Layout) -> Layouts:

@@ -16,7 +16,8 @@ def summarize(plan: Plan) -> str:
     lines = [
         f"plan {plan.content_hash()}: mesh {plan.mesh}, {plan.mesh.size} ranks, "
         f"{plan.num_data_ranks} data ranks x {plan.num_microbatches} microbatches",
-        f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {_optimizers(plan)}",
+        f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {_optimizers(plan)}, "
+        f"precision {plan.precision}",
     ]
     for record in plan.history:
         order = record.directive

@@ -76,7 +76,8 @@ def _fold(worker: Worker, task: Fold) -> Start:
 @handles(Add)
 def _add(worker: Worker, task: Add) -> Start:
     slot = worker.me.slots[task.sums[0]]
-    if slot.bucket < 0:
+    cast = slot.kind == "sum" and task.first == (True,) and not task.offsets  # of a whole bucket
+    if slot.bucket < 0 or cast:
         return add_values(task, worker.slots, worker.me.slots)
     bucket = worker.plan.buckets[slot.bucket]
     return add_to_bucket(task, worker.slots, slot, bucket, worker.device)
@@ -139,6 +140,8 @@ def _updater(worker: Worker, task: Update, bucket: Bucket, stepped: list[Any]) -
         stepped,
         [worker.wide_of(i) for i in task.stepped],
         _pieces(worker, task, bucket, stepped),
+        master=getattr(torch, bucket.master),
+        state=getattr(torch, bucket.state),
     )
     if worker.plan.ema is not None:
         updater.keep_averages(worker.plan.ema)

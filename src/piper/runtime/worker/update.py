@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from piper.errors import RunError
-from piper.ir.tensor_type import accumulation_dtype
+from piper.plan.optimizers import state_pieces
 from piper.plan.types import ParamGroup
 from piper.runtime.torch_optimizers import make_optimizer, step_of
 
@@ -24,8 +24,9 @@ class Piece(NamedTuple):
 
 
 class Updater:
-    """Steps `params` in place, piece by piece. Low-precision parameters have masters of the gradients'
-    dtype, which start from what `exact` has for them, else from the parameters."""
+    """Steps `params` in place, piece by piece. Where `master` is another dtype than theirs there are
+    masters, which start from what `exact` has for them, else from the parameters. What optimizers keep
+    is in `state` between steps, and in the masters' dtype within one."""
 
     def __init__(
         self,
@@ -33,8 +34,11 @@ class Updater:
         params: list[Tensor],
         exact: list[Tensor | None],
         pieces: Sequence[Piece],
+        *,
+        master: torch.dtype | None = None,
+        state: torch.dtype | None = None,
     ) -> None:
-        self.masters = [_master(p, value) for p, value in zip(params, exact, strict=True)]
+        self.masters = [_master(p, value, master) for p, value in zip(params, exact, strict=True)]
         pairs = zip(params, self.masters, strict=True)
         self.narrow = [(p, m) for p, m in pairs if p.dtype != m.dtype]
         self.pieces = list(pieces)
@@ -43,6 +47,8 @@ class Updater:
         for number in sorted({piece.group for piece in pieces}):
             mine = [s for s, p in zip(self.stepped, pieces, strict=True) if p.group == number]
             self.optimizers[number] = make_optimizer(groups[number], mine)
+        self._kept_in = None if state == self.masters[0].dtype else state
+        self._numbers = {number: _numbers(groups[number]) for number in self.optimizers}
         self._steps = [step_of(optimizer) for optimizer in self.optimizers.values()]
         # torch 2.11 to 2.13: with foreach, Nesterov's momentum is added into the gradients themselves.
         self.spoils = any(groups[number].options.get("nesterov") for number in self.optimizers)
@@ -52,6 +58,7 @@ class Updater:
         self._begun = False
         self._before: list[tuple[Tensor, Tensor]] | None = None
         self._state: list[dict[Any, dict[str, Any]]] = []
+        self._grads: list[Tensor] = []
 
     def grads_of(self, grads: list[Tensor]) -> list[Tensor]:
         """The gradients of all pieces, given those of `params`."""
@@ -64,10 +71,8 @@ class Updater:
         if isinstance(divisor, float) and divisor != 1.0:
             torch._foreach_div_(grads, divisor)
         elif isinstance(divisor, Tensor):
-            for grad in grads:
-                grad.div_(divisor)
-        for param, grad in zip(self.stepped, grads, strict=True):
-            param.grad = grad
+            _change(Tensor.div_, grads, divisor)
+        self._grads = grads
         self._take(scale)
 
     def keep_averages(self, ema: float) -> None:
@@ -124,6 +129,7 @@ class Updater:
                     now = optimizer.state[param][key]
                     if now.dtype != value.dtype and not value.dim():
                         optimizer.state[param][key] = value.to(now.device)
+        self._cast_state(self._kept_in)
         for now, average in zip(self.averages, averages, strict=True):
             now.copy_(average)
         self._begun = True
@@ -152,20 +158,32 @@ class Updater:
         self._before, self._state = None, []
 
     def _take(self, scale: Tensor | None) -> None:
-        grads = [param.grad for param in self.stepped]
         if scale is not None:
-            for grad in grads:
-                assert grad is not None
-                grad.mul_(scale.to(grad.dtype))
-        if self.spoils:
-            for param, grad in zip(self.stepped, grads, strict=True):
-                param.grad = None if grad is None else grad.clone()
+            _change(Tensor.mul_, self._grads, scale)
+        for param, grad in zip(self.stepped, self._grads, strict=True):
+            param.grad = grad.to(param.dtype, copy=self.spoils)
+        if self._kept_in is not None:
+            self._cast_state(self.masters[0].dtype)
         for step in self._steps:
             step()
-        for param, grad in zip(self.stepped, grads, strict=True):
-            param.grad = grad
+        self._cast_state(self._kept_in)
+        for param in self.stepped:
+            param.grad = None
         if self.narrow:
             torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
+
+    def _cast_state(self, dtype: torch.dtype | None) -> None:
+        """What optimizers keep for elements in another dtype; with None, as it is."""
+        for number, optimizer in self.optimizers.items() if dtype is not None else ():
+            for kept in optimizer.state.values():
+                for name, value in kept.items():
+                    if isinstance(value, Tensor) and name not in self._numbers[number]:
+                        kept[name] = value.to(dtype)
+
+
+def _numbers(group: ParamGroup) -> frozenset[str]:
+    """What an optimizer keeps that is one number for a parameter, such as its steps."""
+    return frozenset(name for name, form in state_pieces(group, ()) if form == "number")
 
 
 def clip_scale(squares: Tensor, divisor: float | Tensor, largest: float) -> Tensor:
@@ -181,8 +199,20 @@ def _part(tensor: Tensor, piece: Piece) -> Tensor:
     return tensor.view(-1)[piece.begin : piece.end]
 
 
-def _master(param: Tensor, exact: Tensor | None) -> Tensor:
-    """The parameter itself where its dtype is wide enough, else a wide copy."""
-    name = str(param.dtype).removeprefix("torch.")
+def _change(
+    change: Callable[[Tensor, Tensor], Tensor], grads: Sequence[Tensor], number: Tensor
+) -> None:
+    """Divide or multiply gradients by a number, which is not rounded to a dtype of few bits before."""
+    for grad in grads:
+        if grad.element_size() < 4:
+            grad.copy_(change(grad.float(), number.float()))
+        else:
+            change(grad, number.to(grad.dtype))
+
+
+def _master(param: Tensor, exact: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    """The parameter itself where it has the dtype, else a copy."""
+    if dtype is None or param.dtype == dtype:
+        return param.detach()
     value = param.detach() if exact is None else exact
-    return value.to(param.device, getattr(torch, accumulation_dtype(name)))
+    return value.to(param.device, dtype)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
-from piper.ir.tensor_type import accumulation_dtype
 from piper.plan.holdings import Holding, held_in, holdings, window
 from piper.plan.memory_use import memory_use
 from piper.plan.slots import MODEL, STAYING, Slot
@@ -83,6 +82,7 @@ class Worker:
         self._targets = [  # per task, what it fills if it communicates
             (t.target,) if isinstance(t, Comm) and t.facts.leaves else () for t in self.me.tasks
         ]
+        self._masters = {n: b.master for b in plan.buckets if b.trained for n in b.params}
         self._wide: dict[int, Tensor] = {}  # initial values of parameters of a narrower dtype
         if shares is None:
             self.weights = Weights(plan, bodies, stored, memory, given)
@@ -114,8 +114,7 @@ class Worker:
         if slot.bucket < 0:
             (value,) = values
             return value.reshape(slot.shape).clone()
-        dtype = accumulation_dtype(slot.dtype)
-        flat = torch.zeros(slot.shape, dtype=getattr(torch, dtype))
+        flat = torch.zeros(slot.shape, dtype=getattr(torch, self._master(slot)))
         for h, value in zip(held, values, strict=True):
             flat[h.offset : h.offset + value.numel()] = value
         return flat
@@ -125,8 +124,14 @@ class Worker:
         name = self.me.slots[index].dtype
         dtype = getattr(torch, name)
         self._set(index, value.to(self.device, dtype))
-        if value.dtype != dtype and accumulation_dtype(name) != name:
+        if value.dtype != dtype and self._master(self.me.slots[index]) != name:
             self._wide[index] = value
+
+    def _master(self, slot: Slot) -> str:
+        """The dtype in which what lies in a slot of the model is stepped; its own if it is not."""
+        if slot.bucket >= 0:
+            return self.plan.buckets[slot.bucket].master
+        return self._masters.get(slot.source, slot.dtype)
 
     def wide_of(self, index: int) -> Tensor | None:
         """The initial value of a parameter, or of a rank's part of several, before it was narrowed."""
