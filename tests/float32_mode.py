@@ -59,6 +59,7 @@ class Float32Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        given = args, kwargs
         rule = rule_of_name(operator_name(getattr(func, "__name__", "")))
         found = [t.dtype for t in pytree.tree_leaves((args, kwargs)) if _floats(t)]
         if rule is Rule.FLOAT32 and not names_dtype(args, kwargs):
@@ -72,11 +73,11 @@ class Float32Mode(TorchFunctionMode):
         elif rule is Rule.SUM and self._is_residual(*args[:2]):
             args = (*self._in(torch.bfloat16, args[:2]), *args[2:])
         result = func(*args, **kwargs)
-        given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
+        known = {id(leaf) for leaf in pytree.tree_leaves(given)}
         for made in pytree.tree_leaves(result):
-            if isinstance(made, Tensor) and id(made) not in given:
+            if isinstance(made, Tensor) and id(made) not in known:
                 number = len(self.calls)
-                self.calls[id(made)] = Call(number, func, args, kwargs, made, made._version)
+                self.calls[id(made)] = Call(number, func, *given, made, made._version)
         return result
 
     def _is_residual(self, x: Any, y: Any) -> bool:

@@ -70,9 +70,9 @@ _EQUAL = {
 # Operators that move elements as they are. A cast before them gives what a cast behind them gives; their
 # gradients are moved back, and only rows that were chosen repeatedly are added up.
 _MOVING = {
-    "cat", "clone", "concat", "concatenate", "contiguous", "flatten", "flip", "index_select", "moveaxis",
-    "movedim", "permute", "reshape", "reshape_as", "roll", "squeeze", "stack", "swapaxes", "swapdims", "t",
-    "transpose", "unflatten", "unsqueeze", "view", "view_as",
+    "cat", "clone", "concat", "concatenate", "contiguous", "flatten", "flip", "index_select",
+    "moveaxis", "movedim", "permute", "reshape", "reshape_as", "roll", "squeeze", "stack", "swapaxes",
+    "swapdims", "t", "transpose", "unflatten", "unsqueeze", "view", "view_as",
 }  # fmt: skip
 
 _TRACED = {"batch_norm", "embedding_bag", "instance_norm"}

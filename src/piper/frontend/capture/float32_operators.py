@@ -68,7 +68,9 @@ class _Casting(CapturedRun):
         self.dtypes: dict[fx.Node, list[torch.dtype]] = {}  # of the results of calls
         self.casts: dict[Any, fx.Node] = {}
         self.made: dict[fx.Node, int] = {}  # the version of a result when it was made
-        self.read: dict[fx.Node, dict[fx.Node, int]] = {}  # the versions of inputs when they were read
+        self.read: dict[
+            fx.Node, dict[fx.Node, int]
+        ] = {}  # the versions of inputs when they were read
 
     def run_node(self, n: fx.Node) -> Any:
         try:
@@ -131,8 +133,8 @@ class _Casting(CapturedRun):
         return {arg: dtype for arg, dtype in wanted.items() if dtype != floating[arg]}
 
     def _branch(self, node: fx.Node, floating: Mapping[fx.Node, torch.dtype]) -> fx.Node | None:
-        """`f(x)` of a sum `x + f(x)`, if x is narrow, f(x) is float32 and f has products. Norms and losses
-        by hand have none between what they add up."""
+        """`f(x)` of a sum `x + f(x)`, if x is narrow, f(x) is float32 and f has products. The sums of
+        norms and losses are not of this kind."""
         dtypes = {dtype: arg for arg, dtype in floating.items() if self.env[arg].dim()}
         stream, branch = dtypes.get(self.narrow), dtypes.get(torch.float32)
         if stream is None or branch is None or self.traced[node].dtype != self.narrow:
