@@ -67,10 +67,9 @@ class _Casting(CapturedRun):
         self.traced = {n: v for n in graph.nodes if isinstance(v := value_of(n), Tensor)}
         self.dtypes: dict[fx.Node, list[torch.dtype]] = {}  # of the results of calls
         self.casts: dict[Any, fx.Node] = {}
-        self.made: dict[fx.Node, int] = {}  # the version of a result when it was made
-        self.read: dict[
-            fx.Node, dict[fx.Node, int]
-        ] = {}  # the versions of inputs when they were read
+        # Versions of a node's result when it was made, and of its inputs when it read them.
+        self.made: dict[fx.Node, int] = {}
+        self.read: dict[fx.Node, dict[fx.Node, int]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         try:
@@ -106,6 +105,8 @@ class _Casting(CapturedRun):
         """Whether a float32 value is only moved here, and all its readers cast it as it is now."""
         if self.dtypes.get(node) != [torch.float32] or CASTS in node.meta or not moves(node):
             return False
+        if any(arg.op == "placeholder" for arg in self.read[node]):
+            return False
         return bool(node.users) and all(
             user.meta.get(OF_DTYPE)
             and self.dtypes[user] == [self.narrow]
@@ -137,7 +138,9 @@ class _Casting(CapturedRun):
         norms and losses are not of this kind."""
         dtypes = {dtype: arg for arg, dtype in floating.items() if self.env[arg].dim()}
         stream, branch = dtypes.get(self.narrow), dtypes.get(torch.float32)
-        if stream is None or branch is None or self.traced[node].dtype != self.narrow:
+        if stream is None or branch is None or node not in self.traced:
+            return None
+        if self.traced[node].dtype != self.narrow:
             return None
         behind, pending = {branch}, [branch]
         while pending:
