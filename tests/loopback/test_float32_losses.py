@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from examples import dense
+from benchmarks import transformer
+from examples import dense, moe_lm
 from torch import Tensor, nn
 
 import piper
@@ -109,6 +111,34 @@ def test_stages_that_hand_on_float32_train_like_one_device() -> None:
     with Float32Mode():
         wanted = [_encoded(model, rows).item() for rows in _tokens(0).chunk(2)]
     assert trained[0][0][0] == pytest.approx(sum(wanted) / 2, rel=1e-6)
+
+
+def _benchmark() -> tuple[Any, Any, Any]:
+    sizes = transformer.Sizes(16, 4, 2, 32, 32, 8, 4, 2, experts=True)
+    model = partial(transformer.Transformer, sizes, 2)
+    return model, transformer.make_batch(sizes), transformer.step
+
+
+def _example() -> tuple[Any, Any, Any]:
+    return moe_lm.model, moe_lm.batch(), moe_lm.step
+
+
+@pytest.mark.parametrize("case", [_benchmark, _example])
+def test_values_that_are_cast_before_they_move(case: Any) -> None:
+    """Losses and gradients of experts behind norms, in residual streams, are those of eager code."""
+    make_model, batch, step = case()
+    job = piper.trace(make_model, batch, step).lower(precision="bf16", optimizer=piper.sgd(lr=1.0))
+    with job.launch("single") as run:
+        model, before = make_model().bfloat16(), run.masters()
+        model.load_state_dict(run.parameters())
+        found, after = run.step(batch).loss, run.masters()
+    with Float32Mode():
+        wanted = step(model, batch)
+    wanted.backward()
+    assert found == wanted.item()
+    for name, param in model.named_parameters():
+        assert param.grad is not None
+        assert torch.equal(after[name], before[name] - param.grad.float()), name
 
 
 def _curve(precision: str | None) -> list[float]:

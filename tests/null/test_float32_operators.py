@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks import transformer
 from examples import dense, moe_lm
 from torch import Tensor, fx, nn
 
@@ -15,6 +17,7 @@ import piper
 from piper.bodies.captured_nodes import OF_DTYPE, callee, value_of
 from piper.bodies.expert_ops import grouped_mm, permute_rows
 from piper.frontend.capture.capture import Capture, Recording, finish, record
+from piper.ir.nodes import Chunk
 from piper.strategies import parallel
 
 FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
@@ -283,11 +286,141 @@ def test_equal_layers_share_bodies() -> None:
     assert len(narrow.bodies) == len(wide.bodies)
 
 
+class NormsBehind(nn.Module):
+    """The first layer takes bfloat16, and the others what it made: float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            with piper.annotate("PP"):
+                x = norm(x + layer(x))
+        return x.mean()
+
+
 def test_equal_code_on_other_dtypes_is_another_body() -> None:
-    """The first layer adds to bfloat16, and the others to what it made: float32."""
-    program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
-    job = program.apply(parallel(dp=2, ep=2, microbatches=2)).lower(precision="bf16")
-    values = job.graph.values.values()
-    assert {v.dtype for v in values if v.role == "activation"} >= {"bfloat16", "float32"}
-    wide = program.apply(parallel(dp=2, ep=2, microbatches=2)).lower().plan
-    assert len(job.plan.bodies) > len(wide.bodies)
+    program = piper.trace(NormsBehind, torch.ones(8, 8), lambda m, b: m(b))
+    program = program.apply(parallel(pp=1, microbatches=2))
+    wide, narrow = (program.lower(precision=precision).plan for precision in (None, "bf16"))
+    assert len(narrow.bodies) > len(wide.bodies)
+
+
+MOVES: dict[str, Operator] = {
+    "view": lambda x: x.view(4, 2, 8),
+    "reshape": lambda x: x.reshape(-1, 8),
+    "flatten": lambda x: x.unsqueeze(0).flatten(0, 1),
+    "transpose": lambda x: x.transpose(0, 1),
+    "permute": lambda x: x.permute(1, 0).contiguous(),
+    "index_select": lambda x: x.index_select(0, torch.arange(8)),
+    "rows that a tensor names": lambda x: x[torch.arange(8)],
+    "cat": lambda x: torch.cat([x, x]),
+    "torch.stack": lambda x: torch.stack([x, x.view(8, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_values_are_cast_before_they_move(name: str) -> None:
+    capture = _capture(lambda: Applied(lambda x: MOVES[name](x.exp()) @ torch.ones_like(x)))
+    [exp] = _nodes(capture, "exp")
+    [cast] = [node for node in _casts(capture) if value_of(node).dtype == BFLOAT16]
+    assert cast.args[0] is exp and list(exp.users) == [cast]
+
+
+def _changed(x: Tensor) -> Tensor:
+    y = x.exp()
+    moved = y.view(8, 8)
+    y.mul_(2)
+    return moved @ x
+
+
+STAY: dict[str, Operator] = {
+    "another reads float32": lambda x: (y := x.exp().t()) @ x + y.cumsum(-1).bfloat16(),
+    "changed since": _changed,
+    "a slice has fewer elements": lambda x: x.exp()[:4] @ x,
+    "rows are added up": lambda x: x.exp()[:1].expand(8, 8) @ x,
+    "not moved": lambda x: x.exp().relu() @ x,
+    "bits": lambda x: x.exp().view(torch.int16).bfloat16() @ x,
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_values_are_cast_where_they_are_read(name: str) -> None:
+    capture = _capture(lambda: Applied(STAY[name]))
+    [product] = _nodes(capture, "matmul")
+    [exp] = _nodes(capture, "exp")
+    narrowed = [node for node in _casts(capture) if value_of(node).dtype == BFLOAT16]
+    if name == "bits":
+        assert [node.args[0] for node in narrowed] == [exp]
+    else:
+        assert narrowed == [product.args[0]] and narrowed[0].args[0] is not exp
+
+
+def test_one_cast_serves_moves_and_products() -> None:
+    """It is moved in front of the first of them."""
+
+    def both(x: Tensor) -> Tensor:
+        y = x.exp()
+        first, second = y.index_select(0, torch.arange(8)), F.linear(y, x)
+        return F.linear(first, x) + second + y.cumsum(-1).bfloat16()
+
+    capture = _capture(lambda: Applied(both))
+    [cast] = [node for node in _casts(capture) if value_of(node).dtype == BFLOAT16]
+    assert {callee(user) for user in cast.users} == {"index_select", "linear"}
+
+
+RESIDUAL: dict[str, Operator] = {
+    "a norm behind layers": lambda x: x + F.layer_norm(F.linear(x, x), (8,)),
+    "weights of experts": lambda x: F.linear(x, x) * x.softmax(-1) + x,
+    "torch.add": lambda x: torch.add(x, F.linear(x, x).softmax(-1)),
+}
+PROMOTED: dict[str, Operator] = {
+    "of float32": lambda x: x.exp() + F.linear(x.exp(), x).exp(),
+    "traced in float32": lambda x: x + F.linear(x, x).float().exp(),
+    "without products": lambda x: x + torch.log1p(torch.exp(-x)),
+    "multiplied": lambda x: x * F.linear(x, x).softmax(-1),
+    "subtracted": lambda x: x - F.linear(x, x).logsumexp(-1, keepdim=True),
+    "another value's": lambda x: F.linear(x, x) + F.linear(x, x).exp(),
+    "cross entropy by hand": lambda x: (
+        (y := F.linear(x, x)).logsumexp(-1) + -y.gather(-1, _targets(x)[:, None])[:, 0]
+    ),
+    "losses": lambda x: (y := x.mean()) + F.linear(x, x * y).sum(),
+}
+
+
+def test_a_branch_is_added_in_the_dtype_of_its_stream() -> None:
+    found = dict(zip(RESIDUAL, _dtypes(*RESIDUAL.values()), strict=True))
+    assert found == dict.fromkeys(RESIDUAL, BFLOAT16)
+
+
+def test_other_sums_are_promoted() -> None:
+    found = dict(zip(PROMOTED, _dtypes(*PROMOTED.values()), strict=True))
+    assert found == dict.fromkeys(PROMOTED, FLOAT32)
+
+
+def _benchmark() -> piper.Program:
+    sizes = transformer.Sizes(16, 4, 2, 32, 32, 8, 4, 2, experts=True)
+    model = partial(transformer.Transformer, sizes, 2)
+    return piper.trace(model, transformer.make_batch(sizes), transformer.step)
+
+
+def _example() -> piper.Program:
+    return piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
+
+
+@pytest.mark.parametrize("program", [_benchmark, _example])
+def test_rows_go_to_experts_and_stages_in_bfloat16(program: Callable[[], piper.Program]) -> None:
+    strategy = parallel(pp=2, dp=2, ep=2, microbatches=2)
+    graph = program().apply(strategy).lower(precision="bf16").graph
+    chunks = [node for node in graph.nodes.values() if isinstance(node, Chunk)]
+    experts = [chunk for chunk in chunks if chunk.tag("EP") is not None]
+    assert experts
+    read = [graph.values[name] for chunk in experts for name in chunk.inputs]
+    found = {v.dtype for v in read if v.role in ("activation", "grad", "wire")}
+    assert found == {"bfloat16", "int64"}
+    sent = [v for v in graph.values.values() if v.role == "wire"]
+    assert sent and {v.dtype for v in sent} <= {"bfloat16", "int64"}
+    losses = [v for v in graph.values.values() if v.role == "loss"]
+    assert losses and {v.dtype for v in losses} == {"float32"}

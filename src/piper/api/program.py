@@ -264,8 +264,9 @@ class Program:
         start from the model's own initial values; gradients are summed and reduced in float32. Operators
         compute as under torch's autocast on CUDA, on every device: products in bfloat16; losses, norms,
         softmax, sums and powers in float32, unless the code names a dtype; code under its own autocast
-        as that says. "bf16-wire" reduces gradients in bfloat16, "bf16-pure" computes and keeps
-        everything in it, without masters. "fp32", or none, leaves the model as it is written.
+        as that says. A residual stream stays bfloat16: `x + f(x)` is bfloat16 where x is and f has
+        products. "bf16-wire" reduces gradients in bfloat16, "bf16-pure" computes and keeps everything in
+        it, without masters. "fp32", or none, leaves the model as it is written.
         A plan that needs more than `memory_limit` ("80GiB") on some rank is refused.
         Tasks are put in order by what they take on a `machine`: a Machine, the name of one ("h100") or a
         file that `piper profile` wrote; without one, on a nominal one.

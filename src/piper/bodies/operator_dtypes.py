@@ -26,6 +26,7 @@ class Rule(Enum):
     EQUAL = "the widest of them"
     TARGET = "that of the tensor which it changes in place"
     TRACED = "those that it was traced with"
+    SUM = "promoted, but a branch is added to a narrow residual stream in the stream's"
 
 
 FLOAT32 = {
@@ -66,8 +67,17 @@ _EQUAL = {
     "put", "scatter", "scatter_add", "scatter_reduce", "tensordot", "vdot",
 }  # fmt: skip
 
+# Operators that move elements as they are. A cast before them gives what a cast behind them gives; their
+# gradients are moved back, and only rows that were chosen repeatedly are added up.
+_MOVING = {
+    "cat", "clone", "concat", "concatenate", "contiguous", "flatten", "flip", "index_select",
+    "moveaxis", "movedim", "permute", "reshape", "reshape_as", "roll", "squeeze", "stack", "swapaxes",
+    "swapdims", "t", "transpose", "unflatten", "unsqueeze", "view", "view_as",
+}  # fmt: skip
+
 _TRACED = {"batch_norm", "embedding_bag", "instance_norm"}
 _OPERATORS = {  # of Python, by the names that tensors have for them
+    "__getitem__": "getitem",
     "__matmul__": "matmul",
     "__pow__": "pow",
     "__rdiv__": "reciprocal",
@@ -98,8 +108,27 @@ def rule_of(node: fx.Node) -> Rule | None:
 def rule_of_name(name: str) -> Rule | None:
     if name == "setitem" or (name.endswith("_") and name[:-1] in NARROW | _EQUAL):
         return Rule.TARGET
-    names = {Rule.FLOAT32: FLOAT32, Rule.NARROW: NARROW, Rule.EQUAL: _EQUAL, Rule.TRACED: _TRACED}
+    names = {
+        Rule.FLOAT32: FLOAT32,
+        Rule.NARROW: NARROW,
+        Rule.EQUAL: _EQUAL,
+        Rule.TRACED: _TRACED,
+        Rule.SUM: {"add"},
+    }
     return next((rule for rule, known in names.items() if name in known), None)
+
+
+def moves(node: fx.Node) -> bool:
+    """Whether it only moves elements."""
+    if _is_foreign(node.target) or rule_of(node) is not None or "out" in node.kwargs:
+        return False
+    tensors = [isinstance(value_of(arg), torch.Tensor) for arg in node.all_input_nodes]
+    return moves_by_name(operator_name(callee(node)), num_tensors=sum(tensors))
+
+
+def moves_by_name(name: str, *, num_tensors: int) -> bool:
+    """A slice has fewer elements to cast than what it is taken from. Rows that a tensor names move."""
+    return name in _MOVING or (name == "getitem" and num_tensors > 1)
 
 
 def operator_name(name: str) -> str:
