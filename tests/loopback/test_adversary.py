@@ -18,7 +18,7 @@ from tests.strategies import strategy_of
 from tests.zoo import ADAMW, batches_of, program_of
 
 pytestmark = pytest.mark.xdist_group("skip")
-SEEDS = range(12)
+SEEDS = range(32)
 
 
 def _job(zero: int = 0) -> Job:
