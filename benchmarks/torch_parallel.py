@@ -184,17 +184,10 @@ class SharedExpertLayer(ExpertLayer):
         self.shared = SharedExperts(self, group)
         del self.up, self.down
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attended(x)
-        tokens = self.norm2(x).flatten(0, 1)
-        weight, expert = self.router(tokens).softmax(-1).max(-1)
-        order = expert.argsort(stable=True)
-        counts = torch.zeros(self.EXPERTS, dtype=torch.int64, device=x.device)
-        counts = counts.scatter_add(0, expert, torch.ones_like(expert))
-        lowest = tokens.to(LOWEST) if torch.is_autocast_enabled(x.device.type) else tokens
-        rows = self.shared(lowest.index_select(0, order), counts)
-        back = torch.zeros_like(rows).index_copy(0, order, rows)
-        return x + (back * weight[:, None]).view(x.shape)
+    def fed(self, rows: Tensor, counts: Tensor) -> Tensor:
+        lowest = rows.to(LOWEST) if torch.is_autocast_enabled(rows.device.type) else rows
+        found: Tensor = self.shared(lowest, counts)
+        return found
 
 
 def experts(schedule: str, ranked: Ranked, regime: str) -> Step:

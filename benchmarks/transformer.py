@@ -77,12 +77,15 @@ class ExpertLayer(Layer):
         order = expert.argsort(stable=True)
         counts = torch.zeros(self.EXPERTS, dtype=torch.int64, device=x.device)
         counts = counts.scatter_add(0, expert, torch.ones_like(expert))
-        rows = tokens.index_select(0, order)
+        rows = self.fed(tokens.index_select(0, order), counts)
+        back = torch.zeros_like(rows).index_copy(0, order, rows)
+        return x + (back * weight[:, None]).view(x.shape)
+
+    def fed(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Rows, sorted by expert, after theirs."""
         with piper.annotate("EP"):
             hidden = F.silu(piper.grouped_mm(rows, self.up, counts))
-            rows = piper.grouped_mm(hidden, self.down, counts)
-        back = torch.zeros_like(tokens).index_copy(0, order, rows)
-        return x + (back * weight[:, None]).view(x.shape)
+            return piper.grouped_mm(hidden, self.down, counts)
 
 
 class Transformer(nn.Module):

@@ -9,6 +9,8 @@ import pytest
 
 from piper.api.job import Job
 from piper.check import check_plan, compressed, most_bytes
+from piper.cost.estimate import NOMINAL
+from piper.cost.machine import Link
 from piper.errors import AxisError, CheckError
 from piper.ir.nodes import ONCE
 from piper.plan.cadence import Cadence
@@ -80,6 +82,17 @@ def test_no_sum_starts_while_two_others_wait_for_their_reduction(every: int) -> 
                     same = [s for s in begun if party.slots[s].bucket == party.slots[slot].bucket]
                     assert same == [slot]
     assert starts > 20
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_parts_that_came_are_added_before_more_of_them_are_wanted(every: int) -> None:
+    """However slow links are taken to be, the parts of all microbatches share a few buffers."""
+    slow = msgspec.structs.replace(NOMINAL, node=Link(1e-3, 1e5), network=Link(1e-3, 1e5))
+    strategy = parallel(dp=2, zero=2, microbatches=8, reduce_every=every)
+    plan = program_of("dense").apply(strategy).lower(optimizer=ADAMW, machine=slow).plan
+    slots = [slot for slot in plan.classes[0].slots if slot.name.startswith("$part")]
+    assert len(slots) == 8 // every * len(plan.buckets)
+    assert len({slot.pool for slot in slots}) <= 3 * len(plan.buckets)
 
 
 def test_parameters_are_gathered_once_a_step() -> None:

