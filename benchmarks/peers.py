@@ -3,9 +3,9 @@ hand, in turn in one run.
 
 A row is one way to train, by Piper and by the peers that offer it: the same model, batches, precision,
 optimizer and transport, first losses that equal those of one process. `--regimes masters,pure`:
-float32 masters and reductions on both sides, or bfloat16 alone on both. Sides take turns step by step;
-where they do not fit on the device together (`apart`), launch by launch. A run leaves out the rows that
-its file has, and starts none after `--seconds`: call it again to go on. Without a GPU, `--device cpu`
+float32 masters and reductions on both sides, or bfloat16 alone on both. Sides take turns, step by step
+on a CPU; on a GPU, where they do not fit together, launch by launch. A run leaves out the rows that its
+file has, and starts none after `--seconds`: call it again to go on. Without a GPU, `--device cpu`
 runs a small float32 model over gloo.
 """
 
@@ -50,7 +50,6 @@ class Row:
     peers: tuple[str, ...]
     stages: int = 1
     experts: bool = False
-    apart: bool = False
 
 
 def _both(zero: int, *peers: str) -> Row:
@@ -67,7 +66,7 @@ def _experts(schedule: str) -> Row:
 
 
 ROWS = (
-    Row("DP4", {"dp": 4, "microbatches": 2}, ("ddp",), apart=True),
+    Row("DP4", {"dp": 4, "microbatches": 2}, ("ddp",)),
     Row("DP4 ZeRO-3", {"dp": 4, "zero": 3, "bucket_size": BUCKET, "microbatches": 2}, ("fsdp2",)),
     _both(1, "pp_fsdp2_whole"),
     _both(2, "pp_fsdp2_whole", "pp_fsdp2"),
@@ -157,7 +156,7 @@ def measure(row: Row, regime: str, options: Options) -> dict[str, Any]:
             if isinstance(made, PiperSide):
                 seen |= _exposed(made)
 
-        if row.apart:
+        if options.device == "cuda":
             for _ in range(options.rounds):
                 for name in names:
                     with side(name) as made:
