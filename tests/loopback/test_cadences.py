@@ -60,6 +60,15 @@ def test_reductions_are_as_many_as_was_asked(every: Any, schedule: str) -> None:
         assert len(scatters) == turns * len(buckets)
 
 
+def test_backwards_in_any_order_have_their_turns() -> None:
+    """Looped BFS goes back from the last microbatch: the turn that has fewer may come first."""
+    strategy = parallel(pp=2, dp=2, zero=3, microbatches=4, schedule="looped_bfs", reduce_every=3)
+    job = program_of("deep").apply(strategy).lower(optimizer=ADAMW)
+    with job.launch("loopback", adversary=True, seed=1) as run:
+        errors = compare(run, batches_of("deep"), reference_of("deep", job))
+    assert errors.exact, errors
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_no_sum_starts_while_two_others_wait_for_their_reduction(every: int) -> None:
     """Whatever the timing: of the sums that are whole, all but one are surely reduced by then."""

@@ -496,7 +496,7 @@ def test_a_reduction_that_an_order_names_stays_where_it_is() -> None:
 
     def strategy(s: piper.Schedule) -> None:
         s.mesh(dp=2)
-        s.replicate(piper.where(), over="dp", zero=2)
+        s.replicate(piper.where(), over="dp", zero=2, reduce_every=1)
         s.split(piper.where(), "MB", 4)
         late = piper.where(PP=1, MB=0, comm="reduce_scatter")
         s.order([piper.where(PP=0, MB=3, phase="B"), late])

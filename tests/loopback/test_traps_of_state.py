@@ -122,10 +122,14 @@ def test_trap_03_sharded_experts_have_updates_of_their_own(zero: int) -> None:
         assert not compare(run, batches_of("moe")[:1], _one_step("moe")).exact
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_trap_04_reductions_see_complete_sums_and_no_backward_races_with_them(zero: int) -> None:
-    """Once after the last microbatch (0, 1), or each microbatch's own gradient (2, 3)."""
-    job = _job(pp=2, dp=2, zero=zero)
+@pytest.mark.parametrize(
+    ("zero", "every"), [(0, None), (1, None), (2, None), (3, None), (2, 1), (3, 1)]
+)
+def test_trap_04_reductions_see_complete_sums_and_no_backward_races_with_them(
+    zero: int, every: int | None
+) -> None:
+    """Once after the last microbatch, or each microbatch's own gradient."""
+    job = _job(pp=2, dp=2, zero=zero, reduce_every=every)
     kind = "all_reduce" if zero == 0 else "reduce_scatter"
     for part in job.plan.classes:
         tasks = part.tasks
@@ -141,7 +145,7 @@ def test_trap_04_reductions_see_complete_sums_and_no_backward_races_with_them(ze
         sources = [task.reads[0] for _, task in reductions]
         assert len(set(sources)) == len(sources)
         buckets = {part.slots[source].bucket for source in sources}
-        times = 1 if zero < 2 else job.plan.num_microbatches
+        times = job.plan.num_microbatches if every else 1
         assert len(sources) == times * len(buckets) > 0
     plan = without_waits(job.plan, kind, "add")
     assert noticed(job, plan, batches_of("deep")[:1], _one_step("deep"))

@@ -48,17 +48,20 @@ class _Cadences:
         return tuple((tag, value) for tag, value in tags if tag in self.tags)
 
     def _bucket(self, found: list[tuple[int, int]]) -> Iterator[Problem]:
-        for place, (index, taken) in enumerate(found):
+        """Each takes as many microbatches as was asked, but for one that takes the rest."""
+        total = sum(taken for _, taken in found)
+        for index, taken in found:
             task = self.party.tasks[index]
             assert isinstance(task, Comm)
-            asked = self._asked(task)
-            last = place == len(found) - 1
-            if asked == ONCE and len(found) > 1:
-                text = f"{task.name} is one of {len(found)} reductions, {every(ONCE)} was asked"
-                yield self._problem(text, index)
-            elif asked != ONCE and (taken > asked or (taken < asked and not last)):
-                text = f"{task.name} reduces {taken} microbatches, {every(asked)} was asked"
-                yield self._problem(text, index)
+            asked = self._asked(task) or max(1, total)
+            fewer = sum(number < asked for _, number in found)
+            if taken > asked or (taken < asked and fewer > 1):
+                text = (
+                    f"{task.name} reduces {taken} microbatches of {total} in one of {len(found)} "
+                )
+                yield self._problem(
+                    f"{text}reductions, {every(self._asked(task))} was asked", index
+                )
 
     def _asked(self, task: Comm) -> int:
         if task.origin == TRACED:
