@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
+from piper import Precision
 from piper.api.job import Job
 from piper.check import check_plan, compressed, most_bytes
 from piper.cost.estimate import NOMINAL
@@ -17,7 +19,7 @@ from piper.plan.cadence import Cadence
 from piper.plan.tasks import Add, scatters
 from piper.plan.types import Plan, plan_from_json
 from piper.strategies import parallel
-from piper.training.verify import compare
+from piper.training.verify import compare, train_one_device
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 
 pytestmark = pytest.mark.xdist_group("cadences")
@@ -58,6 +60,28 @@ def test_reductions_are_as_many_as_was_asked(every: Any, schedule: str) -> None:
         buckets = [b for b in plan.buckets if part.slice in b.slices and b.over]
         scatters = [task for task in part.tasks if task.kind == "reduce_scatter"]
         assert len(scatters) == turns * len(buckets)
+
+
+@pytest.mark.parametrize("every", CADENCES)
+def test_every_cadence_has_casts_for_the_wire(every: Any) -> None:
+    """A float32 wire of a float64 model: as near to one device as that, and all proofs hold."""
+    strategy = parallel(pp=2, dp=2, zero=2, microbatches=MICROBATCHES, reduce_every=every)
+    wire = Precision(wire="float32")
+    job = program_of("deep").apply(strategy).lower(optimizer=ADAMW, precision=wire)
+    with job.launch("loopback", adversary=True, seed=3) as run:
+        errors = compare(run, batches_of("deep")[:1], train_one_device(job, batches_of("deep")[:1]))
+    assert errors.loss < 1e-15 and 1e-10 < errors.gradient < 1e-5
+
+
+def test_what_is_said_to_move_is_in_the_dtype_of_the_wire() -> None:
+    strategy = parallel(dp=2, zero=2, microbatches=4)
+    program = program_of("dense").apply(strategy)
+    (wide,), (narrow,) = (
+        program.lower(precision=Precision(wire=wire)).plan.cadences for wire in (None, "float32")
+    )
+    sizes = [re.search(r"moves ([\d.]+) KiB", cadence.reason) for cadence in (wide, narrow)]
+    assert sizes[0] and sizes[1]
+    assert float(sizes[0][1]) == pytest.approx(2 * float(sizes[1][1]), rel=0.05)
 
 
 def test_backwards_in_any_order_have_their_turns() -> None:

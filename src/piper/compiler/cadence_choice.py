@@ -10,7 +10,8 @@ from math import ceil
 from piper.ir.form.byte_sizes import show_size
 from piper.ir.graph import Graph
 from piper.ir.nodes import ONCE
-from piper.ir.tensor_type import accumulation_dtype, dtype_bytes
+from piper.ir.precisions import Precision
+from piper.ir.tensor_type import dtype_bytes
 from piper.plan.cadence import Cadence
 
 _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves more
@@ -28,14 +29,16 @@ class _Open:
     origin: int
     reduces: bool
     gathers: bool
-    grad_bytes: int  # of whole sums of all its parameters
+    grad_bytes: int  # that one reduction of all its gradients brings
     param_bytes: int
 
 
-def cadences_of(graph: Graph, limit: int | None) -> Iterator[tuple[Cadence, ...]]:
+def cadences_of(
+    graph: Graph, precision: Precision, limit: int | None
+) -> Iterator[tuple[Cadence, ...]]:
     """Choices for all that the directives of a complete logical graph leave open: without a limit one;
     else all of them, those that move the fewest bytes first, for the caller to see which one fits."""
-    found = _open_in(graph)
+    found = _open_in(graph, precision)
     if not found or limit is None:
         yield tuple(_unbound(each, graph.num_microbatches) for each in found)
         return
@@ -47,7 +50,7 @@ def cadences_of(graph: Graph, limit: int | None) -> Iterator[tuple[Cadence, ...]
     yield from dict.fromkeys(tuple(_cadence(e, *way, reason) for e in found) for way in ways)
 
 
-def _open_in(graph: Graph) -> list[_Open]:
+def _open_in(graph: Graph, precision: Precision) -> list[_Open]:
     reduces: dict[int, bool] = {}
     gathers: dict[int, bool] = {}
     params: dict[int, set[str]] = {}
@@ -62,7 +65,7 @@ def _open_in(graph: Graph) -> list[_Open]:
     found = []
     for origin, names in params.items():
         types = [graph.values[name].type for name in names]
-        grads = sum(t.size * dtype_bytes(accumulation_dtype(t.dtype)) for t in types)
+        grads = sum(t.size * dtype_bytes(precision.dtypes(t.dtype).wire) for t in types)
         held = sum(type.nbytes for type in types)
         found.append(_Open(origin, reduces[origin], gathers[origin], grads, held))
     return found

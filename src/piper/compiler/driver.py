@@ -237,8 +237,8 @@ def _lower(
     evaluated = None if training else trained
     source, started, inside = _started(scheduled, settings, evaluated, shapes)
     limit = settings.memory_limit
-    ways = cadences_of(started.logical, limit) if trained is None else iter([trained.cadences])
-    for cadences in ways:
+    chosen = None if trained is None else [trained.cadences]
+    for cadences in chosen or cadences_of(started.logical, settings.precision, limit):
         state = replace(started, cadences=cadences, seconds=dict(started.seconds))
         plan = _plan(scheduled, settings, source, run_passes(state), inside, trained, training)
         if limit is None or most_bytes(plan) <= limit:

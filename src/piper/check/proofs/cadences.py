@@ -27,22 +27,26 @@ class _Cadences:
         records = (record.directive for record in world.plan.history)
         self.tags = {split.tag for split in records if isinstance(split, Split)}
         self.summed: dict[int, set[Tags]] = defaultdict(set)  # sum -> microbatches that are in it
-        self.reduced: dict[int, list[tuple[int, int]]] = defaultdict(
-            list
-        )  # bucket -> task, how many
+        # Per bucket, its reductions, and how many microbatches each takes.
+        self.reduced: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def run(self) -> Iterator[Problem]:
         for index, task in enumerate(self.party.tasks):
             if isinstance(task, Add):
-                for total in task.sums:
-                    if self.party.slots[total].kind == "sum":
-                        self.summed[total].add(self._microbatch(task.tags))
+                self._add(task)
             elif scatters(task) and self.party.slots[task.source].bucket >= 0:
                 bucket = self.party.slots[task.source].bucket
                 taken = self.summed.pop(task.source, set())
                 self.reduced[bucket].append((index, len(taken)))
         for found in self.reduced.values():
             yield from self._bucket(found)
+
+    def _add(self, task: Add) -> None:
+        """What is cast for the wire has the microbatches of its sum."""
+        cast = [self.summed[slot] for slot in task.terms if slot in self.summed]
+        for total in task.sums:
+            if self.party.slots[total].kind == "sum":
+                self.summed[total] |= cast[0] if cast else {self._microbatch(task.tags)}
 
     def _microbatch(self, tags: Tags) -> Tags:
         return tuple((tag, value) for tag, value in tags if tag in self.tags)
@@ -57,11 +61,10 @@ class _Cadences:
             fewer = sum(number < asked for _, number in found)
             if taken > asked or (taken < asked and fewer > 1):
                 text = (
-                    f"{task.name} reduces {taken} microbatches of {total} in one of {len(found)} "
+                    f"{task.name} reduces {taken} microbatches of {total}, as one of {len(found)}"
                 )
-                yield self._problem(
-                    f"{text}reductions, {every(self._asked(task))} was asked", index
-                )
+                text += f" reductions; {every(self._asked(task))} was asked"
+                yield self._problem(text, index)
 
     def _asked(self, task: Comm) -> int:
         if task.origin == TRACED:
