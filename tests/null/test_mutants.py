@@ -18,12 +18,14 @@ from piper.passes import lower
 from piper.plan.slots import Slot
 from piper.plan.types import Plan, RankClass
 from piper.strategies import parallel
+from tests.cast_faults import CAST_FAULTS
 from tests.faults import FAULTS, Fault
 from tests.plans import NAMES, plan_of
 from tests.zoo import program_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
 Record = Callable[[str, object], None]
+ALL = FAULTS | CAST_FAULTS
 PLACES = 24  # of one kind in one plan; where there are more, so many at random
 PLANS = tuple(name for name in NAMES if name != "pp_dp8_ep")
 
@@ -44,12 +46,12 @@ def test_good_plans_are_accepted(name: str) -> None:
 def _planted(kind: str) -> list[Fault]:
     found = []
     for name in PLANS:
-        places = list(FAULTS[kind](plan_of(name)))
+        places = list(ALL[kind](plan_of(name)))
         found += random.Random(name).sample(places, min(PLACES, len(places)))
     return found
 
 
-@pytest.mark.parametrize("kind", [k for k in FAULTS if k not in ("dropped_wait", "crossed_ranks")])
+@pytest.mark.parametrize("kind", [k for k in ALL if k not in ("dropped_wait", "crossed_ranks")])
 def test_every_fault_is_refused_for_its_reason(kind: str, record_property: Record) -> None:
     planted = _planted(kind)
     reasons: Counter[str] = Counter()

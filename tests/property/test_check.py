@@ -9,17 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piper.check import Problem, expanded, problems
+from tests.cast_faults import CAST_FAULTS
 from tests.faults import FAULTS, Fault
 from tests.plans import plan_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
 SIXTEEN_RANKS = ("pp_dp8_ep", "zero2", "zero3_reuse")
-KINDS = [kind for kind in FAULTS if kind not in ("reordered_collective", "over_the_limit")]
+ALL = FAULTS | CAST_FAULTS
+KINDS = [kind for kind in ALL if kind not in ("reordered_collective", "over_the_limit")]
 
 
 @cache
 def _faults(name: str, kind: str) -> list[Fault]:
-    return list(FAULTS[kind](plan_of(name)))
+    return list(ALL[kind](plan_of(name)))
 
 
 def _shown(found: list[Problem]) -> set[tuple[str, frozenset[str]]]:
