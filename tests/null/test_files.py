@@ -38,10 +38,10 @@ COMMANDS = [
 
 
 def _refused(read: Callable[[Path], object], path: Path, error: type[PiperError], why: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(error, match=why):
         read(path)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(("read", "error"), READERS)
@@ -131,7 +131,7 @@ def test_damaged_text_of_a_graph() -> None:
 
 
 def test_a_schedule_by_name_is_bounded() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ScheduleError, match="4 ranks x 1000000000 microbatches"):
         schedule("1f1b", num_ranks=4, num_microbatches=10**9)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1

@@ -80,10 +80,10 @@ PLANS: dict[str, Change] = {
 def test_plans(words: str) -> None:
     document = json.loads(plan_of("clipped").to_json())
     PLANS[words](document)
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(CheckError, match=words):
         check_plan(plan_from_json(json.dumps(document).encode()))
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_explain_and_diff_refuse_what_names_nothing(
