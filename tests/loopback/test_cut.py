@@ -78,3 +78,33 @@ def test_stages_begin_at_the_same_code_with_a_single_row() -> None:
     with job.launch("loopback", adversary=True, seed=3) as run:
         errors = compare(run, batches, reference)
     assert errors.exact, errors
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_gradients_of_large_chunks_are_reduced_beside_their_backward(
+    pp: int, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that is large enough comes in pieces, of at most so many."""
+    monkeypatch.setattr("piper.passes.piece_sizes.SMALLEST", 400)
+    monkeypatch.setattr("piper.passes.physical.buckets.WHOLE_SIZE", 400)
+    batches = [torch.randn(8, 6, dtype=torch.float64) for _ in range(2)]
+    program = piper.trace(
+        lambda: Positions().double(), batches[0], lambda model, x: model(x).pow(2).mean()
+    )
+    degrees = {"pp": pp, "dp": 2, "zero": zero, "microbatches": 2}
+    job = program.apply(parallel(**degrees)).lower(optimizer=ADAMW)
+    assert len({node.chunk for node in job.graph.chunks}) == 4
+    for found in job.plan.classes:
+        backwards = [i for i, task in enumerate(found.tasks) if getattr(task, "phase", "") == "B"]
+        reduced = [
+            i for i, task in enumerate(found.tasks) if task.name.startswith(("reduce.", "scatter>"))
+        ]
+        assert reduced[0] < backwards[-1], "beside it"
+    reference = train_one_device(job, batches)
+    for adversary in (False, True):
+        with job.launch("loopback", adversary=adversary, seed=3) as run:
+            errors = compare(run, batches, reference)
+        assert errors.exact, errors
+    alone = program.apply(parallel(pp=pp, microbatches=2)).lower(optimizer=ADAMW)
+    assert len({node.chunk for node in alone.graph.chunks}) == pp, "there is nothing to reduce"

@@ -220,7 +220,7 @@ class Program:
 
     def _foreseen_without_model(self, clip: float | None) -> Graph:
         graph = self.graph if self.history else complete(self.graph, [])
-        if piece_sizes(graph):
+        if piece_sizes(graph, overlap=False):
             raise PlanError("bucket_size cuts chunks, which takes the model", legal=_WITH_MODEL)
         return foresee_graph(graph, [record.call for record in self.history], clip=clip)
 

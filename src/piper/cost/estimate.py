@@ -49,13 +49,14 @@ class NodeSeconds:
                 brought=sum(values[name].nbytes for name in node.inputs),
             )
             return found.latency + found.seconds
-        nbytes = most = 0
-        dtype = ""  # that of the largest tensor
+        nbytes, most = 0, (False, 0)
+        dtype = ""  # that of its largest parameter, with which products are made, else tensor
         for name in (*node.inputs, *node.outputs):
             type = values[name].type
             nbytes += type.nbytes
-            if type.nbytes > most:
-                most, dtype = type.nbytes, type.dtype
+            size = (values[name].role in ("param", "param_grad"), type.nbytes)
+            if size > most:
+                most, dtype = size, type.dtype
         if isinstance(node, Accumulate):
             terms, sums = ([values[n].type for n in ends] for ends in (node.inputs, node.outputs))
             nbytes = added_bytes(terms, sums)

@@ -40,7 +40,8 @@ class Replicate(Selecting, frozen=True, kw_only=True):
         3. `zero` is 0, 1, 2 or 3, `prefetch` at least 0; `reduce_every` and `reuse` are at least 1, or
            "step". `reduce_every` takes ZeRO 2 or 3: gradients that stay whole are reduced once.
         4. `bucket_size` is a number of bytes, or a text such as "25MiB"; chunks are then cut at the
-           boundaries of modules, so that each reads at most so many bytes of parameters.
+           boundaries of modules, so that each reads at most so many bytes of parameters. What is not
+           said is 64 MiB, and for ZeRO 0 and 1 also no less than a sixteenth of a chunk.
         5. All regions that share a parameter are replicated alike (checked when lowered).
 
     Rewrite:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from piper.ir.graph import Graph
+from piper.ir.nodes import Chunk
+
+OVERLAPPED = 16  # pieces of a chunk at most, so that its gradients are reduced beside its backward
+SMALLEST = 64 << 20  # bytes of such a piece
 
 
-def piece_sizes(graph: Graph) -> dict[int, int]:
+def piece_sizes(graph: Graph, *, overlap: bool = True) -> dict[int, int]:
     """Chunk number -> the most bytes of parameters that one piece of it may read.
 
     Chunks that read no more are left out. One whose experts are sharded stays whole: only the whole
-    region has the form that shard needs.
+    region has the form that shard needs. Without `overlap`, only what a directive asks for.
     """
     found: dict[int, int] = {}
     for node in graph.chunks:
+        if node.phase != "F" or any(owner.shares == "experts" for owner in node.owners):
+            continue
+        params = [graph.values[n] for n in node.inputs if graph.values[n].role == "param"]
+        total = sum(value.nbytes for value in params)
         sizes = [owner.bucket_size for owner in node.owners if owner.bucket_size is not None]
-        if sizes and node.phase == "F" and not any(o.shares == "experts" for o in node.owners):
-            params = [graph.values[n] for n in node.inputs if graph.values[n].role == "param"]
-            if sum(value.nbytes for value in params) > min(sizes):
-                found[node.chunk] = min(found.get(node.chunk, sizes[0]), *sizes)
+        if overlap and not sizes and _has_copies(graph, node):
+            sizes = [max(SMALLEST, total // OVERLAPPED)]
+        if sizes and total > min(sizes):
+            found[node.chunk] = min(found.get(node.chunk, sizes[0]), *sizes)
     return found
+
+
+def _has_copies(graph: Graph, node: Chunk) -> bool:
+    """Whether gradients of a chunk are reduced over ranks, without a word on how much at once."""
+    sizes = dict(graph.mesh.axes)
+    return any(owner.how == "replicate" and sizes[owner.axis] > 1 for owner in node.owners)

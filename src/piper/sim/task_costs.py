@@ -9,6 +9,7 @@ from typing import Protocol
 from piper.check.parties import Party
 from piper.cost.estimate import added_bytes
 from piper.cost.machine import Exchange, Machine
+from piper.ir.tensor_type import dtype_bytes
 from piper.plan.slots import Slot
 from piper.plan.tasks import Add, Calling, Comm, Run, Task
 from piper.plan.types import Plan
@@ -99,7 +100,9 @@ def touched_bytes(party: Party, task: Task) -> int:
         terms, sums = (
             [party.slots[slot].type for slot in ends] for ends in (task.terms, task.sums)
         )
-        return added_bytes(terms, sums) + (sums[0].nbytes if task.zeros and terms else 0)
+        begun = sum(term.size for term, first in zip(terms, task.first, strict=True) if first)
+        left = max(0, sums[0].size - begun) if task.zeros and terms else 0
+        return added_bytes(terms, sums) + left * dtype_bytes(sums[0].dtype)
     slots = dict.fromkeys((*task.reads, *task.writes))
     return sum(_expected(party.slots[slot]) for slot in slots)
 
@@ -113,6 +116,10 @@ def _expected(slot: Slot) -> int:
 
 
 def _dtype(party: Party, task: Task) -> str:
-    """In which a task computes: that of its largest tensor."""
+    """In which a task computes: that of its largest parameter, or gradient of one, else tensor."""
     slots = [party.slots[slot] for slot in (*task.reads, *task.writes)]
-    return max(slots, key=lambda slot: slot.type.nbytes).dtype if slots else "float32"
+    return max(slots, key=_size).dtype if slots else "float32"
+
+
+def _size(slot: Slot) -> tuple[bool, int]:
+    return slot.kind in ("param", "temp") and bool(slot.source), slot.type.nbytes

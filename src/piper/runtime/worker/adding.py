@@ -16,6 +16,7 @@ from piper.plan.types import Bucket
 
 Start = Callable[[], None]
 Part = tuple[int, tuple[int, ...]]  # where a part of a flat tensor begins, and its shape
+_MOST_GAPS = 8  # that are cleared one by one
 
 
 def views(flat: Tensor, parts: Iterable[Part]) -> list[Tensor]:
@@ -56,6 +57,7 @@ def add_to_bucket(
     copied = [(source, place) for source, place, first in found if first]
     rounds = _rounds([(source, place) for source, place, first in found if not first])
     zeros, fresh = task.zeros, slot.kind == "sum" and task.zeros
+    gaps = _gaps(slot.shape[0], [place for _, place in copied])
     stays: list[tuple[Any, list[int], list[Tensor]]] = []
     calls: list[tuple[Any, list[tuple[int, Part]]]] = []
     if copied:
@@ -70,7 +72,7 @@ def add_to_bucket(
 
     def start_what_stays() -> None:
         if zeros:
-            slots[total].zero_()
+            _clear(slots[total], gaps)
         for call, sources, into in stays:
             call(into, [slots[s] for s in sources])
 
@@ -80,14 +82,31 @@ def add_to_bucket(
 
     def start() -> None:
         if fresh:
-            slots[total] = torch.zeros(slot.shape, dtype=dtype, device=device)
-        elif zeros:
-            slots[total].zero_()
+            slots[total] = torch.empty(slot.shape, dtype=dtype, device=device)
+        if zeros:
+            _clear(slots[total], gaps)
         pieces = slots[total].split(cut)
         for call, pairs in flat_calls:
             call([pieces[i] for _, i in pairs], [slots[s].view(-1) for s, _ in pairs])
 
     return start_what_stays if stays else start
+
+
+def _gaps(size: int, places: list[Part]) -> list[tuple[int, int]]:
+    """From where to where no place is; all of it, where there are many such gaps."""
+    found, end = [], 0
+    for start, shape in sorted(places):
+        if start > end:
+            found.append((end, start))
+        end = max(end, start + math.prod(shape))
+    if size > end:
+        found.append((end, size))
+    return found if len(found) <= _MOST_GAPS else [(0, size)]
+
+
+def _clear(flat: Tensor, gaps: list[tuple[int, int]]) -> None:
+    for start, end in gaps:
+        flat[start:end].zero_()
 
 
 def _cut(size: int, places: list[Part]) -> tuple[list[int], list[int]]:
