@@ -7,6 +7,10 @@ float32 masters and reductions on both sides, or bfloat16 alone on both. Sides t
 on a CPU; on a GPU, where they do not fit together, launch by launch. A run leaves out the rows that its
 file has, and starts none after `--seconds`: call it again to go on. Without a GPU, `--device cpu`
 runs a small float32 model over gloo.
+
+`within` is Piper under the memory that the fastest peer took. `exposed` is communication beside which
+a rank computes nothing, of the rank that has most of it; the `limit` is the larger of what a rank
+computes and what it moves at the best rate seen, in Piper's own recording.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,13 +36,16 @@ from transformer import Sizes, Transformer, make_batch, step
 
 import piper
 from piper.api.job import Job
+from piper.errors import CheckError
 from piper.insight.exposed import exposed
+from piper.observe.flows import Place
 from piper.observe.meetings import Meetings
 
 PRECISION = {"masters": "bf16", "pure": "bf16-pure"}
 MIXED = replace(LARGE, layers=8, microbatches=16, experts=True)
 MIXED_SMALL = replace(SMALL, layers=8, microbatches=16, experts=True)
 BUCKET = "150MiB"
+LARGE_EXCHANGE = 4 << 20  # bytes; of smaller ones latency decides
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,14 @@ class Row:
     peers: tuple[str, ...]
     stages: int = 1
     experts: bool = False
+    ranks: int = RANKS
+    compile: bool = False
+    within: bool = False  # whether Piper also has to do with a peer's memory
 
 
 def _both(zero: int, *peers: str) -> Row:
     options = {"pp": 2, "dp": 2, "zero": zero, "microbatches": 4, "schedule": "1f1b"}
-    return Row(f"PP2 x DP2 ZeRO-{zero}", options, peers, stages=2)
+    return Row(f"PP2 x DP2 ZeRO-{zero}", options, peers, stages=2, within=True)
 
 
 def _experts(schedule: str) -> Row:
@@ -66,13 +76,18 @@ def _experts(schedule: str) -> Row:
 
 
 ROWS = (
+    Row("one rank", {"microbatches": 8}, ("plain",), ranks=1),
+    Row("one rank, compiled", {"microbatches": 8}, ("plain",), ranks=1, compile=True),
     Row("DP4", {"dp": 4, "microbatches": 2}, ("ddp",)),
-    Row("DP4 ZeRO-3", {"dp": 4, "zero": 3, "bucket_size": BUCKET, "microbatches": 2}, ("fsdp2",)),
+    Row(
+        "DP4 ZeRO-3", {"dp": 4, "zero": 3, "bucket_size": BUCKET, "microbatches": 2}, ("fsdp2",),
+        within=True,
+    ),
     _both(1, "pp_fsdp2_whole"),
     _both(2, "pp_fsdp2_whole", "pp_fsdp2"),
     _both(3, "pp_fsdp2"),
     *(_experts(schedule) for schedule in ("1f1b", "interleaved_1f1b", "dualpipev")),
-)
+)  # fmt: skip
 
 
 @dataclass
@@ -84,7 +99,7 @@ class Options:
     warmup: int
     compile: bool
     rounds: int
-    sizes: Sizes = field(init=False)  # of the row under way
+    sizes: Sizes = LARGE  # of the row under way
 
 
 def sizes_of(row: Row, regime: str, options: Options) -> Sizes:
@@ -99,13 +114,14 @@ def traced(sizes: Sizes, stages: int) -> piper.Program:
     return piper.trace(lambda: Transformer(written, stages), make_batch(written), step)
 
 
-def lower(row: Row, regime: str, options: Options) -> Job:
+def lower(row: Row, regime: str, options: Options, limit: float | None = None) -> Job:
     cuda = options.device == "cuda"
     program = traced(options.sizes, row.stages).apply(piper.strategies.parallel(**row.strategy))
     return program.lower(
         optimizer=piper.adamw(lr=1e-4, **({"fused": True} if cuda else {})),
         device=options.device,
         precision=PRECISION[regime] if cuda else None,
+        memory_limit=None if limit is None else int(limit),
     )
 
 
@@ -120,19 +136,24 @@ def one_process(row: Row, job: Job, options: Options) -> float:
 
 def measure(row: Row, regime: str, options: Options) -> dict[str, Any]:
     """Piper and the row's peers in turn."""
-    options.sizes = sizes_of(row, regime, options)
+    options = replace(
+        options, sizes=sizes_of(row, regime, options), compile=options.compile or row.compile
+    )
     job = lower(row, regime, options)
     wanted = one_process(row, job, options)
-    names = ["piper", *(f"{peer}@{regime}" for peer in row.peers)]
+    cuda = options.device == "cuda"
+    names = [*(f"{peer}@{regime}" for peer in row.peers), "piper"]
+    names += ["within"] if row.within and cuda else []
     found: dict[str, Any] = {
         "row": row.name, "regime": regime, "loss": wanted, "summary": job.summary(),
         "sides": {name: {"ms": [], "peak": 0.0} for name in names},
     }  # fmt: skip
-    shared = RANKS if options.device == "cuda" else 1
     with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(torch_ranks(options))
+        ranks = stack.enter_context(torch_ranks(options, row.ranks))
         start(ranks, options.sizes, job)
-        pool = piper.LocalPool(RANKS, device=options.device, ranks_per_gpu=shared)
+        pool = piper.LocalPool(
+            row.ranks, device=options.device, ranks_per_gpu=row.ranks if cuda else 1
+        )
         stack.enter_context(pool)
 
         @contextlib.contextmanager
@@ -140,6 +161,8 @@ def measure(row: Row, regime: str, options: Options) -> dict[str, Any]:
             made: PiperSide | TorchSide
             if name == "piper":
                 made = PiperSide(job, pool, options)
+            elif name == "within":
+                made = PiperSide(_within(row, regime, options, found), pool, options)
             else:
                 made = TorchSide(ranks, name, options)
             try:
@@ -153,15 +176,17 @@ def measure(row: Row, regime: str, options: Options) -> dict[str, Any]:
         def end(name: str, made: PiperSide | TorchSide) -> None:
             seen = found["sides"][name]
             seen["peak"] = max(seen["peak"], *made.peaks())
-            if isinstance(made, PiperSide):
-                seen |= _exposed(made)
+            seen |= _recorded(made) if isinstance(made, PiperSide) else made.exposed()
 
-        if options.device == "cuda":
+        if cuda:
             for _ in range(options.rounds):
                 for name in names:
-                    with side(name) as made:
-                        found["sides"][name]["ms"] += made.steps(options.steps)[1]
-                        end(name, made)
+                    try:
+                        with side(name) as made:
+                            found["sides"][name]["ms"] += made.steps(options.steps)[1]
+                            end(name, made)
+                    except CheckError as error:  # it does not fit into the peer's memory
+                        found["sides"][name]["refused"] = str(error)
         else:
             sides = {name: stack.enter_context(side(name)) for name in names}
             for _ in range(options.rounds * options.steps):
@@ -172,17 +197,48 @@ def measure(row: Row, regime: str, options: Options) -> dict[str, Any]:
     return found
 
 
-def _exposed(side: PiperSide) -> dict[str, float]:
-    """Of recorded steps: communication on the rank where most of it is exposed, and how much is, ms."""
+def _within(row: Row, regime: str, options: Options, found: dict[str, Any]) -> Job:
+    """Piper's plan for the memory that the fastest peer took so far."""
+    peers = [found["sides"][f"{peer}@{regime}"] for peer in row.peers]
+    fastest = min(peers, key=lambda side: statistics.median(side["ms"]))
+    job = lower(row, regime, options, limit=fastest["peak"])
+    found["within"] = {"limit": fastest["peak"], "summary": job.summary()}
+    return job
+
+
+def _recorded(side: PiperSide) -> dict[str, float]:
+    """Of recorded steps: communication on the rank where most of it is exposed, and how much is, ms; and
+    the least that a step could take."""
     recording = side.run.record(2)
     side.steps(2)
     timeline = recording.timeline
-    rows = exposed(Meetings(timeline, len(timeline.steps) - 1))
+    last = Meetings(timeline, len(timeline.steps) - 1)
+    rows = exposed(last)
     return {
         "communication_ms": 1e3 * sum(row.seconds for row in rows),
         "exposed_ms": 1e3 * sum(row.exposed for row in rows),
         "exchange_hidden": _hidden([row for row in rows if row.kind == "all_to_all"]),
+        "limit_ms": 1e3 * _limit(last),
     }
+
+
+def _limit(last: Meetings) -> float:
+    """Of the busiest rank: what it computes, or what it moves at the best rate of a large exchange."""
+    computed, moved, rate = 0.0, 0, 0.0
+    for number, track in enumerate(last.timeline.tracks):
+        seconds, nbytes = 0.0, 0
+        for span in last.spans[number]:
+            label = track.labels[track.which[span]]
+            if not label.communicates:
+                seconds += track.end[span] - track.start[span]
+                continue
+            place = Place(number, span)
+            took = last.ended(place) - last.began(place)
+            nbytes += label.nbytes
+            if label.nbytes >= LARGE_EXCHANGE and took > 0:
+                rate = max(rate, label.nbytes / took)
+        computed, moved = max(computed, seconds), max(moved, nbytes)
+    return max(computed, moved / rate if rate else 0.0)
 
 
 def _hidden(rows: list[Any]) -> float:
@@ -191,20 +247,25 @@ def _hidden(rows: list[Any]) -> float:
 
 
 HEAD = (
-    "| row | side | ms a step | steps | tokens/s | peak of a rank | exposed | Piper / it |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| row | side | ms a step | steps | tokens/s | peak of a rank | exposed | limit | Piper / it |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def lines(found: dict[str, Any], tokens: int) -> Iterator[str]:
     mine = statistics.median(found["sides"]["piper"]["ms"])
     for name, side in found["sides"].items():
+        if not side["ms"]:
+            yield f"| {found['row']} | {name} | {side['refused'].splitlines()[0]} | | | | | | |"
+            continue
         middle = statistics.median(side["ms"])
-        bare = f"{side['exposed_ms']:.0f} ms" if "exposed_ms" in side else ""
+        bare, least = (
+            f"{side[key]:.0f} ms" if key in side else "" for key in ("exposed_ms", "limit_ms")
+        )
         yield (
             f"| {found['row']} | {name.partition('@')[0]} | {middle:.0f} "
             f"| {min(side['ms']):.0f} to {max(side['ms']):.0f} | {1e3 * tokens / middle:,.0f} "
-            f"| {side['peak'] / 2**30:.2f} GiB | {bare} | {mine / middle:.3f} |"
+            f"| {side['peak'] / 2**30:.2f} GiB | {bare} | {least} | {mine / middle:.3f} |"
         )
 
 

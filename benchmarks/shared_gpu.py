@@ -101,6 +101,11 @@ class TorchSide:
     def peaks(self) -> list[float]:
         return self.ranks.ask("memory")
 
+    def exposed(self) -> dict[str, float]:
+        """Of the rank where most is; nothing on a CPU."""
+        found = [each for each in self.ranks.ask("exposed", self.name) if each]
+        return max(found, key=lambda each: each["exposed_ms"], default={})
+
     def trace(self, name: str, folder: str) -> None:
         self.ranks.ask("trace", name, folder)
 
@@ -166,19 +171,19 @@ def one_process(options: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def torch_ranks(options: Any) -> Iterator[TorchRanks]:
+def torch_ranks(options: Any, num: int = RANKS) -> Iterator[TorchRanks]:
     """The processes of torch's side; on a GPU each is a client of MPS and a host of its own to NCCL."""
     with contextlib.ExitStack() as stack:
-        env: list[dict[str, str]] = [{} for _ in range(RANKS)]
+        env: list[dict[str, str]] = [{} for _ in range(num)]
         if options.device == "cuda":
             mps = stack.enter_context(Mps())
             os.environ.update(mps.env())  # so that Piper's launcher uses this daemon too
             stack.callback(lambda: [os.environ.pop(name) for name in mps.env()])
             env = [
-                {**mps.env(percentage=100 / RANKS), "NCCL_HOSTID": f"host{rank}"}
-                for rank in range(RANKS)
+                {**mps.env(percentage=100 / num), "NCCL_HOSTID": f"host{rank}"}
+                for rank in range(num)
             ]
-        yield stack.enter_context(TorchRanks(RANKS, device=options.device, env=env))
+        yield stack.enter_context(TorchRanks(num, device=options.device, env=env))
 
 
 HEAD = (

@@ -43,6 +43,13 @@ class Casting(nn.Module):
         return found
 
 
+def alone(ranked: Ranked, regime: str) -> Step:
+    """One process, without anybody to talk to."""
+    return data_parallel(
+        ranked, lambda model: ranked.maybe_compiled(Casting(model, ranked, regime)), sync=True
+    )
+
+
 def ddp(ranked: Ranked, regime: str) -> Step:
     def wrap(model: nn.Module) -> nn.Module:
         return nn.parallel.DistributedDataParallel(Casting(model, ranked, regime))
@@ -223,10 +230,10 @@ def _with_gradient(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def make_parallel(name: str, ranked: Ranked) -> Step:
-    """By `variant@regime`: ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole, or experts: and a schedule."""
+    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole, or experts: and a schedule."""
     variant, _, regime = name.partition("@")
     if variant.startswith("experts:"):
         return experts(variant.partition(":")[2], ranked, regime)
     if variant.startswith("pp_fsdp2"):
         return pp_fsdp2(ranked, regime, reshard=variant == "pp_fsdp2")
-    return {"ddp": ddp, "fsdp2": fsdp2}[variant](ranked, regime)
+    return {"plain": alone, "ddp": ddp, "fsdp2": fsdp2}[variant](ranked, regime)

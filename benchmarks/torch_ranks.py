@@ -20,11 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from torch_variants import Ranked, Step, alone, make, plain
 from transformer import Batch, Sizes, make_batch
 
 from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
+from piper.insight.use_of_time import length, union
 from piper.plan.types import bind, plan_from_json
 from piper.runtime.launch.pickles import receive, send
 from piper.runtime.launch.shares import share_of
@@ -219,6 +222,25 @@ class Rank:
         """One step under the profiler; a trace per rank."""
         with profiled(f"{folder}/torch_{name}", dist.get_rank()):
             self.steps(name, 1)
+
+    def exposed(self, name: str) -> dict[str, float]:
+        """What NCCL's kernels take in a step, with what they wait for, and for how much of that no other
+        kernel runs; ms."""
+        if self.device.type != "cuda":
+            return {}
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            self.steps(name, 1)
+        talking: list[tuple[float, float]] = []
+        computing: list[tuple[float, float]] = []
+        for event in found.events():
+            if event.device_type == DeviceType.CUDA:
+                times = (event.time_range.start, event.time_range.end)
+                (talking if "nccl" in event.name.lower() else computing).append(times)
+        busy = length(union(computing))
+        return {
+            "communication_ms": length(union(talking)) / 1e3,
+            "exposed_ms": (length(union([*talking, *computing])) - busy) / 1e3,
+        }
 
     def memory(self) -> float:
         """Peak bytes of the device since the last time it was asked; 0 on a CPU."""
