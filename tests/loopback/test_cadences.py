@@ -16,6 +16,7 @@ from piper.cost.machine import Link
 from piper.errors import AxisError, CheckError
 from piper.ir.nodes import ONCE
 from piper.plan.cadence import Cadence
+from piper.plan.report.volume import communication
 from piper.plan.tasks import Add, scatters
 from piper.plan.types import Plan, plan_from_json
 from piper.strategies import parallel
@@ -163,6 +164,37 @@ def test_under_a_limit_the_fewest_bytes_that_fit_are_moved() -> None:
         assert "of what fits into" in chosen.reason
         moved.append(_count(plan, "all_gather") + _count(plan, "reduce_scatter"))
     assert moved == sorted(moved) and moved[0] < moved[-1]
+
+
+def test_what_memory_is_left_keeps_some_buckets_all_step() -> None:
+    """Each byte more is used, and one rank that is full does not keep others from it."""
+    each = _job(reuse=1, reduce_every=1)
+    least, most = (most_bytes(job.plan) for job in (each, _job(reuse="step", reduce_every=1)))
+    found, some = {}, []
+    for limit in range(least, most, (most - least) // 8):
+        job = _job(limit=limit, reduce_every=1)
+        (chosen,) = job.plan.cadences
+        assert chosen.reuse in (ONCE, 1) and most_bytes(job.plan) <= limit
+        assert bool(chosen.kept) == ("once a step" in str(chosen))
+        parts = (communication(job.plan, part) for part in job.plan.classes)
+        found[limit] = sum(part["gather", "all_gather"][1] for part in parts)
+        some += [job] if chosen.kept else []
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    assert len(some) > 3 and len(set(found.values())) > 3
+    job = some[len(some) // 2]
+    with job.launch("loopback", adversary=True, seed=2) as run:
+        errors = compare(run, batches_of("deep"), reference_of("deep", job))
+    assert errors.exact, errors
+    plan = some[-1].plan
+    (chosen,) = plan.cadences
+    for wrong in (chosen.kept[1:], (), (*chosen.kept, 99), (*chosen.kept, -1)):
+        with pytest.raises(CheckError, match="kept"):
+            check_plan(
+                msgspec.structs.replace(
+                    plan, cadences=(msgspec.structs.replace(chosen, kept=wrong),)
+                )
+            )
+    assert some[-1].evaluation().plan.cadences == plan.cadences
     with pytest.raises(CheckError, match="limit"):
         _job(limit=least // 2)
 

@@ -12,8 +12,8 @@ import msgspec
 from piper.bodies.cutting.routed import Routing
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
-from piper.check import Report, check_plan, most_bytes
-from piper.compiler.cadence_choice import cadences_of
+from piper.check import Report, check_plan
+from piper.compiler.cadence_choice import choose_cadences
 from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
@@ -42,6 +42,7 @@ from piper.passes.physical.bind import GetBodies
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_spec import ChunkBodies
+from piper.plan.cadence import Cadence
 from piper.plan.optimizers import Grouping
 from piper.plan.tasks import Calling, Run
 from piper.plan.types import Plan, RankClass
@@ -237,12 +238,19 @@ def _lower(
     evaluated = None if training else trained
     source, started, inside = _started(scheduled, settings, evaluated, shapes)
     limit = settings.memory_limit
-    chosen = None if trained is None else [trained.cadences]
-    for cadences in chosen or cadences_of(started.logical, settings.precision, limit):
+    made: dict[tuple[Cadence, ...], tuple[Lowering, Plan]] = {}
+
+    def attempt(cadences: tuple[Cadence, ...]) -> Plan:
         state = replace(started, cadences=cadences, seconds=dict(started.seconds))
         plan = _plan(scheduled, settings, source, run_passes(state), inside, trained, training)
-        if limit is None or most_bytes(plan) <= limit:
-            break
+        made[cadences] = state, plan
+        return plan
+
+    if trained is not None:
+        attempt(chosen := trained.cadences)
+    else:
+        chosen = choose_cadences(started.logical, settings.precision, limit, attempt)
+    state, plan = made[chosen]
     begin = time.perf_counter()
     report = check_plan(plan, memory_limit=limit)
     state.seconds["prove"] = time.perf_counter() - begin

@@ -12,13 +12,14 @@ from piper.ir.nodes import ONCE
 
 class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the directive `origin`, what its user left open, and the reason for the choice: whole sums are
-    reduced after every `reduce_every` microbatches, and what is gathered stays for `reuse` uses. Either
-    is ONCE a step, or None where the user has said it."""
+    reduced after every `reduce_every` microbatches, and what is gathered stays for `reuse` uses; either
+    is ONCE a step, or None where the user has said it. Of the buckets `kept` it stays all step."""
 
     origin: int
     reduce_every: int | None
     reuse: int | None
     reason: str
+    kept: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         words = []
@@ -28,6 +29,8 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
             held = "a step" if self.reuse == ONCE else f"{self.reuse} uses"
             often = "for each use" if self.reuse == 1 else f"once for {held}"
             words.append(f"parameters are gathered {often}")
+        if self.kept:
+            words.append(f"those of {len(self.kept)} buckets once a step")
         return f"{', '.join(words)}: {self.reason}"
 
 
@@ -39,12 +42,14 @@ def every(number: int) -> str:
 
 
 def asked_for(
-    directive: AnyDirective, chosen: Mapping[int, Cadence], origin: int
+    directive: AnyDirective, chosen: Mapping[int, Cadence], origin: int, bucket: int = -1
 ) -> tuple[int, int]:
-    """`reduce_every` and `reuse` that hold for a directive: as it says, else as was chosen."""
+    """`reduce_every` and `reuse` that hold for a bucket of a directive: as that says, else as was
+    chosen."""
     found = chosen.get(origin)
     said = (getattr(directive, "reduce_every", None), getattr(directive, "reuse", None))
-    open_to = (found.reduce_every, found.reuse) if found else (None, None)
+    reuse = found.reuse if found and bucket not in found.kept else ONCE
+    open_to = (found.reduce_every, reuse) if found else (None, None)
     every_, uses = (
         ONCE if isinstance(one, str) else other if one is None else one
         for one, other in zip(said, open_to, strict=True)

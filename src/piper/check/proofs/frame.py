@@ -102,6 +102,10 @@ def _cadences(plan: Plan) -> Iterator[str]:
             number = getattr(cadence, field)
             if number is not None and (number < 0 or getattr(directive, field, 1) is not None):
                 yield f"{field}={number} is chosen for {plan.history[cadence.origin]}"
+        for bucket in cadence.kept:
+            shared = 0 <= bucket < len(plan.buckets) and plan.buckets[bucket].over
+            if cadence.reuse is None or not shared:
+                yield f"bucket {bucket} is kept by {plan.history[cadence.origin]}"
 
 
 def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:

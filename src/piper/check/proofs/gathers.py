@@ -87,7 +87,7 @@ class _Gathers:
             until = "it is never freed" if freed < 0 else f"{self.party.tasks[freed].name} frees it"
             tasks = [users[-1]] if freed < 0 else [users[-1], freed]
             yield self._problem(f"{text}, {until}", begin, *tasks)
-        uses, ahead = self._asked(begin)
+        uses, ahead = self._asked(begin, known.bucket)
         if uses != ONCE and len(users) > uses:
             text = f"{known.name} is kept too long: {len(users)} chunks share it, of {uses}"
             yield self._problem(text, begin, *users)
@@ -96,13 +96,13 @@ class _Gathers:
             text = f"{by} may start {early} chunks before its first reader, of {ahead}"
             yield self._problem(text, begin, users[0])
 
-    def _asked(self, gather: int) -> tuple[int, int]:
+    def _asked(self, gather: int, bucket: int) -> tuple[int, int]:
         """How many chunks may share a gather, and how early it may start, by its directive."""
         origin = self.party.tasks[gather].origin
         if origin == TRACED:
             return 1, 1
         directive = self.world.plan.history[origin].directive
-        _, uses = asked_for(directive, self.chosen, origin)
+        _, uses = asked_for(directive, self.chosen, origin, bucket)
         return uses, getattr(directive, "prefetch", 1)
 
     def _runs_between(self, gather: int, user: int) -> int:

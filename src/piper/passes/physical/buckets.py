@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -116,6 +116,8 @@ def make_buckets(
                 groups_of = tuple(param_groups[name] for name in part)
                 bucket = msgspec.structs.replace(bucket, param_groups=groups_of)
             buckets.append(bucket)
+    for number in (number for cadence in cadences for number in cadence.kept):
+        keeping[number] = replace(keeping[number], reuse=ONCE)
     return Bucketed(tuple(buckets), tuple(keeping), of, cadences)
 
 
