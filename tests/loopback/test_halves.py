@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import piper
 from piper.api.job import Job
 from piper.bodies.cutting.partition import is_view
 from piper.bodies.files.codec import decode, load
 from piper.plan.body_spec import BodySpec, ChunkBodies, Ref
+from piper.plan.memory_use import memory_use
 from piper.plan.tasks import Task
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from tests.strategies import strategy_of
-from tests.zoo import CASES, PIECES, batches_of, program_of
+from tests.zoo import ADAMW, CASES, PIECES, batches_of, program_of
 
 
 def _job(name: str) -> Job:
@@ -131,3 +134,31 @@ def test_bw_reads_no_parameters() -> None:
         assert len(weights) >= 3 * 4
         for node in weights:
             assert all(job.graph.values[name].role != "param" for name in node.inputs)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            with piper.annotate("PP"):
+                x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_what_is_cast_to_a_wider_dtype_is_saved_as_it_was(schedule: str) -> None:
+    """Norms read float32 under bf16: neither a backward nor its weight part is given that."""
+    program = piper.trace(
+        Normed, torch.randn(8, 6), lambda model, x: model(x).float().square().mean()
+    )
+    strategy = parallel(pp=2, microbatches=4, schedule=schedule)
+    plan = program.apply(strategy).lower(optimizer=ADAMW, precision="bf16").plan
+    for found in plan.classes:
+        uses = zip(found.slots, memory_use(found.slots, found.tasks), strict=True)
+        saved = [slot for slot, use in uses if use == "saved" and slot.shape == (2, 6)]
+        assert saved and {slot.dtype for slot in saved} == {"bfloat16"}

@@ -2,8 +2,8 @@
 
 What depends on no tangent runs forward and what the backward reads of it is saved, except that the
 backward makes again whatever costs nothing: views of what it has, constants, and anything derived from
-parameters alone (so that no saved Value keeps a parameter's memory alive). With recompute it also makes
-again what costs something. A backward's input part (BI) has all that gradients of activations need; its
+parameters alone (so that no saved Value keeps a parameter's memory alive). What was cast to a wider dtype
+is saved as it was before. With recompute it also makes again what costs something. A backward's input part (BI) has all that gradients of activations need; its
 weight part (BW) is given what BI made of that, and computes only the rest.
 """
 
@@ -68,6 +68,15 @@ def is_view(node: fx.Node) -> bool:
         return True
     alias = node.target._schema.arguments[0].alias_info
     return alias is not None and not alias.is_write
+
+
+def is_widened(node: fx.Node) -> bool:
+    """Whether a node is the same numbers in a dtype of more bytes."""
+    if node.target is not torch.ops.aten._to_copy.default:
+        return False
+    made, given = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    floating = made.dtype.is_floating_point and given.dtype.is_floating_point
+    return bool(floating and made.dtype.itemsize > given.dtype.itemsize)
 
 
 def root_of(node: fx.Node) -> fx.Node:
@@ -157,7 +166,8 @@ class _Cut:
         if not activations:
             return None, self.backward_half(wanted)
         mine = self._closure(self.grads[i] for i in activations)
-        made = {n for n in mine if not self._is_source(n) and not is_view(n)}
+        again = {n for n in mine if is_view(n) or is_widened(n)}
+        made = {n for n in mine if not self._is_source(n) and n not in again}
         # All results of an operator, also those that only BW reads; BW is given those that the
         # forward hands out by the forward: BI would hand on memory that is freed after it.
         parts = (u for n in made for u in n.users if u.target is operator.getitem)
@@ -193,6 +203,8 @@ class _Cut:
         if node in self.outputs:
             return True
         if is_view(node) or node.op == "get_attr" or node not in self.on_data:
+            return False
+        if is_widened(node):
             return False
         if node in self._twin:
             return True
