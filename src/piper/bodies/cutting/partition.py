@@ -2,9 +2,10 @@
 
 What depends on no tangent runs forward and what the backward reads of it is saved, except that the
 backward makes again whatever costs nothing: views of what it has, constants, and anything derived from
-parameters alone (so that no saved Value keeps a parameter's memory alive). What was cast to a wider dtype
-is saved as it was before. With recompute it also makes again what costs something. A backward's input part (BI) has all that gradients of activations need; its
-weight part (BW) is given what BI made of that, and computes only the rest.
+parameters alone (so that no saved Value keeps a parameter's memory alive). What was cast to a wider
+dtype is saved as it was before. With recompute it also makes again what costs something. A backward's
+input part (BI) has all that gradients of activations need; its weight part (BW) is given what BI made of
+that, and computes only the rest.
 """
 
 from __future__ import annotations
