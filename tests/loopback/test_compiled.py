@@ -159,7 +159,7 @@ def test_results_lie_as_eager_ones_do() -> None:
         compile_bodies({body: task.name})
         before = [tensor.clone() for tensor in inputs]
         with torch.no_grad():
-            wanted, found = load(text)(*inputs), body.function(*inputs)
+            wanted, found = load(text)([*inputs]), body.function([*inputs])
         assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True))
         assert body.strides == tuple(_strides(result) for result in wanted)
         for mine, other in zip(found, wanted, strict=True):
@@ -195,7 +195,7 @@ def test_any_number_of_rows() -> None:
     w = torch.randn(4, 3)
     for rows in (0, 1, 2, 3, 5, 8, 40):
         x = torch.randn(rows, 4)
-        for mine, other in zip(body.function(x, w), load(text)(x, w), strict=True):
+        for mine, other in zip(body.function([x, w]), load(text)([x, w]), strict=True):
             torch.testing.assert_close(mine, other)
 
 
@@ -212,7 +212,7 @@ def test_what_cannot_be_compiled_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -
         compile_bodies({body: "F[MB=0]"})
     compile_bodies({body: "F[MB=1]"})  # says so once: a second warning would be an error here
     x = torch.randn(3)
-    assert torch.equal(body.function(x)[0], x.cos() + 3)
+    assert torch.equal(body.function([x])[0], x.cos() + 3)
 
 
 _PROCESS = """
@@ -222,7 +222,7 @@ from piper.bodies.inductor.compiled import Given, compile_bodies, trace_body
 body = trace_body(sys.argv[1], (Given((3, 4), "float32"),), "cpu")
 compile_bodies({body: "F"})
 assert not body.problem, body.problem
-found = body.function(torch.ones(3, 4))[0].sum().item()
+found = body.function([torch.ones(3, 4)])[0].sum().item()
 kept = {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss", "bypass")}
 print(json.dumps(kept | {"result": found}))
 """

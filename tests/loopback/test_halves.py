@@ -84,7 +84,7 @@ def _comparing(
     texts = job.source.bodies.texts
 
     def call(spec: BodySpec, values: dict[Ref, torch.Tensor]) -> dict[Ref, torch.Tensor]:
-        results = load(texts[spec.hash])(*[values[ref] for ref in spec.inputs])
+        results = load(texts[spec.hash])([values[ref] for ref in spec.inputs])
         return dict(zip(spec.outputs, results, strict=True))
 
     def start() -> None:

@@ -83,7 +83,7 @@ def test_strings_stay_strings(trap: Path) -> None:
     text = "\"'+__import__('os').system('touch " + str(trap) + "')+'\"\n\\"
     function = load(body("aten.gelu.default", [X], {"approximate": text}))
     with pytest.raises(RuntimeError, match="approximate"):
-        function(torch.ones(2))
+        function([torch.ones(2)])
     assert not trap.exists()
 
 
@@ -199,7 +199,7 @@ def test_loading_allocates_nothing_of_what_a_body_would() -> None:
     size = [10**15]
     function = load(body("aten.zeros.default", [size], {"dtype": {"$": ["dtype", "float32"]}}))
     with pytest.raises(RuntimeError):  # only the call would
-        function(torch.ones(1))
+        function([torch.ones(1)])
 
 
 def test_captured_code_may_call_only_what_can_be_loaded() -> None:
@@ -227,7 +227,7 @@ def test_what_is_written_is_read_again() -> None:
     graph.output((made, None, graph.call_function(torch.ops.aten.clone.default, (item,))))
     text = encode(graph)
     assert encode(decode(text).graph) == text
-    full, nothing, first = load(text)(torch.arange(3))
+    full, nothing, first = load(text)([torch.arange(3)])
     assert full.isinf().all() and nothing is None and first.tolist() == [0]
 
 
@@ -239,6 +239,6 @@ def test_a_library_of_the_process_is_allowed() -> None:
         load(body("piper_test_files.once.default", [X]))
     for name in ("twice", "open_it"):
         library.impl(name, lambda x, *_: x * 2, "CompositeExplicitAutograd")
-    assert load(body("piper_test_files.twice.default", [X]))(torch.ones(1))[0].item() == 2
+    assert load(body("piper_test_files.twice.default", [X]))([torch.ones(1)])[0].item() == 2
     with pytest.raises(PlanError, match="a body may not call"):
         load(body("piper_test_files.open_it.default", [X, "file"]))

@@ -43,7 +43,7 @@ def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _equal(text: str, *inputs: Tensor) -> None:
-    for found, wanted in zip(load(text)(*inputs), decode(text)(*inputs), strict=True):
+    for found, wanted in zip(load(text)([*inputs]), decode(text)(*inputs), strict=True):
         assert torch.equal(found, wanted)
         assert (found.dtype, found.stride()) == (wanted.dtype, wanted.stride())
 

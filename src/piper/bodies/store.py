@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from piper.bodies.chunk_code import ChunkCode, spec_of
-from piper.bodies.cutting.body_memory import bytes_inside, refuse_shared_memory
+from piper.bodies.cutting.body_memory import moments_inside, refuse_shared_memory
 from piper.bodies.cutting.failing_code import blaming
 from piper.bodies.cutting.joint import trace_joint
 from piper.bodies.cutting.linalg_checks import nan_where_checks_fail
@@ -65,7 +65,7 @@ class BodyStore:
             inputs=(*buffers, *(Ref("output", index) for index in fold.packs)),
             outputs=buffers,
             flops=0.0,
-            inside=bytes_inside(module.graph),
+            inside=moments_inside(module.graph),
         )
 
     def add(self, graph: fx.Graph, constants: dict[str, torch.Tensor]) -> str:
@@ -114,7 +114,7 @@ class BodyStore:
             inputs=tuple(half.inputs),
             outputs=tuple(half.outputs),
             flops=flops(half.graph),
-            inside=bytes_inside(half.graph, growth=growth),
+            inside=moments_inside(half.graph, growth=growth),
         )
 
 

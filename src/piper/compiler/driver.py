@@ -41,6 +41,7 @@ from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.bind import GetBodies
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
+from piper.plan.body_moments import Moments, larger, shortened
 from piper.plan.body_spec import ChunkBodies
 from piper.plan.cadence import Cadence
 from piper.plan.optimizers import Grouping
@@ -164,12 +165,12 @@ def expected_step(scheduled: Scheduled, settings: Settings) -> Timeline:
 
 def bodies_on(
     device: str, source: Source, logical: Graph, traced: Traced
-) -> tuple[GetBodies, dict[str, float], dict[str, int]]:
-    """The bodies of a graph's chunks on demand; and the operations, and the bytes inside, of those that
-    were asked for."""
+) -> tuple[GetBodies, dict[str, float], dict[str, Moments]]:
+    """The bodies of a graph's chunks on demand; and the operations, and how memory passes inside, of
+    those that were asked for."""
     data_ranks = logical.mesh.size_of(data_axes(logical))
     flops: dict[str, float] = {}
-    inside: dict[str, int] = {}
+    inside: dict[str, Moments] = {}
 
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
         load = max((owner.max_load for owner in node.owners), default=1.0)
@@ -183,10 +184,9 @@ def bodies_on(
             data_ranks=data_ranks,
         )
         flops.update((body.hash, body.flops) for body in chunk_bodies.by_phase.values())
-        for (
-            body
-        ) in chunk_bodies.by_phase.values():  # rows that depend on data are not in a body's name
-            inside[body.hash] = max(body.inside, inside.get(body.hash, 0))
+        # Rows that depend on data are not in a body's name.
+        for body in chunk_bodies.by_phase.values():
+            inside[body.hash] = larger(body.inside, inside.get(body.hash, body.inside))
         return chunk_bodies
 
     return bodies, flops, inside
@@ -194,9 +194,9 @@ def bodies_on(
 
 def _started(
     scheduled: Scheduled, settings: Settings, evaluated: Bucketed | None, shapes: Shapes | None
-) -> tuple[Source, Lowering, dict[str, int]]:
-    """All that passes need: the graph in its final chunks, and its bodies on demand; and the bytes
-    inside of those that were asked for."""
+) -> tuple[Source, Lowering, dict[str, Moments]]:
+    """All that passes need: the graph in its final chunks, and its bodies on demand; and how memory
+    passes inside of those that were asked for."""
     device = settings.device
     check_device(device)
     begin = time.perf_counter()
@@ -264,7 +264,7 @@ def _plan(
     settings: Settings,
     source: Source,
     state: Lowering,
-    inside: Mapping[str, int],
+    inside: Mapping[str, Moments],
     trained: Bucketed | None,
     training: bool,
 ) -> Plan:
@@ -307,7 +307,7 @@ def _plan(
         train=training,
         flops=_model_flops(logical.mesh, classes, state.flops, training=training),
         body_flops={name: state.flops[name] for name in sorted(used) if state.flops.get(name)},
-        inside={name: inside[name] for name in sorted(used) if inside.get(name)},
+        inside={name: short for name in sorted(used) if (short := shortened(inside.get(name, ())))},
         state_names=source.state_names,
     )
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from piper.ir.tensor_type import TensorType
+from piper.plan.body_moments import Moments
 
 RefKind = Literal["input", "output", "saved", "kept", "tangent", "grad"]
 
@@ -26,14 +27,14 @@ class Ref(msgspec.Struct, frozen=True):
 class BodySpec(msgspec.Struct, frozen=True):
     """One body: content hash of its code, and what each argument and result stands for.
 
-    `inside` is the most bytes that tensors of its own take at once, neither arguments nor results.
+    `inside` says how its memory passes while it runs.
     """
 
     hash: str
     inputs: tuple[Ref, ...]
     outputs: tuple[Ref, ...]
     flops: float
-    inside: int = 0
+    inside: Moments = ()
 
 
 class ChunkBodies(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import bisect
 import math
 from functools import cached_property
 
+from piper.plan.handed_over import handed_over
 from piper.plan.memory_use import Use, memory_use
 from piper.plan.slots import Slot
 from piper.plan.tasks import Task
@@ -65,6 +66,11 @@ class Local:
     def use(self) -> list[Use]:
         """Per slot, what its memory is for."""
         return memory_use(self.slots, self.tasks)
+
+    @cached_property
+    def handed(self) -> frozenset[int]:
+        """Slots whose tensors a body drops at its last use of them."""
+        return handed_over(self.tasks, self.slots)
 
     @cached_property
     def writers(self) -> dict[int, list[int]]:

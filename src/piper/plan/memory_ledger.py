@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from piper.directives.shard import Shard
 from piper.ir.tensor_type import dtype_bytes
+from piper.plan.body_moments import Moments, peak_moment
 from piper.plan.group_runs import runs_within
 from piper.plan.local_order import Local
 from piper.plan.optimizers import SCALAR_BYTES, state_size
@@ -20,18 +21,22 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "saved", "gathered", "buff
 class MemoryLedger:
     """What is alive on a rank, by category, at the load that `shard` plans for. A task's writes
     are alive from its start, its frees until its end; `inside` is what bodies under way make for
-    themselves."""
+    themselves. A body under way stands at the moment at which it has most alive: its later results are
+    not made, and what it is handed and reads no more is gone."""
 
     def __init__(self, plan: Plan, local: Local) -> None:
         self.tasks, self.slots = local.tasks, local.slots
         self.root, self.use = local.root, local.use
         self.bodies = plan.inside
+        self.handed = local.handed
+        self.peaks: dict[tuple[object, ...], _AtPeak] = {}
         load = planned_load(plan)
         self.size = [_slot_bytes(slot, load) if slot.base < 0 else 0 for slot in self.slots]
         self.alive = [slot.kind in STAYING | FILLED for slot in self.slots]
         self._make_buffers()
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while
         self.casts: dict[int, int] = {}  # bucket -> bytes that a step makes of it in wider dtypes
+        self.under_way: dict[int, int] = {}  # task that calls a body -> bytes of its own
         self.held = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
         for task in self.tasks:
@@ -57,29 +62,57 @@ class MemoryLedger:
 
     def start(self, index: int) -> None:
         task = self.tasks[index]
-        for slot in task.writes:
-            root = self.root[slot]
-            if not self.alive[root]:
-                self.alive[root] = True
-                self._add(self.use[root], self.size[root])
-        self._add("inside", self._inside(task))
+        peak = self._peak(task)
+        if peak is None:
+            for slot in task.writes:
+                self._make(slot)
+        else:
+            for place in peak.made:
+                self._make(task.writes[place])
+            for place in peak.dropped:
+                self._drop(task.reads[place])
+            self._add("inside", peak.own)
+            self.under_way[index] = peak.own
         self._add("optimizer", self._cast(task))
         if isinstance(task, Update) and task.late:
             self._add("optimizer", self.late[task.bucket])
 
     def end(self, index: int) -> None:
         task = self.tasks[index]
-        self._add("inside", -self._inside(task))
+        self._add("inside", -self.under_way.pop(index, 0))
         self._add("optimizer", -self._cast(task))
+        for slot in task.writes:
+            self._make(slot)
         for slot in task.frees:
-            if self.alive[slot] and self.slots[slot].pool < 0:
-                self.alive[slot] = False
-                self._add(self.use[slot], -self.size[slot])
+            self._drop(slot)
         if isinstance(task, Settle):
             self._add("optimizer", -self.late.get(task.bucket, 0))
 
-    def _inside(self, task: Task) -> int:
-        return self.bodies.get(task.body, 0) if isinstance(task, Calling) else 0
+    def _make(self, slot: int) -> None:
+        root = self.root[slot]
+        if not self.alive[root]:
+            self.alive[root] = True
+            self._add(self.use[root], self.size[root])
+
+    def _drop(self, slot: int) -> None:
+        if self.alive[slot] and self.slots[slot].pool < 0:
+            self.alive[slot] = False
+            self._add(self.use[slot], -self.size[slot])
+
+    def _peak(self, task: Task) -> _AtPeak | None:
+        """Of a task that calls a body; equal calls have an equal one."""
+        moments = self.bodies.get(task.body) if isinstance(task, Calling) else None
+        if not moments:
+            return None
+        size, handed, alive = self.size, self.handed, self.alive
+        frees = handed.intersection(task.frees)
+        freed = tuple([size[slot] if slot in frees else 0 for slot in task.reads])
+        roots = [self.root[slot] for slot in task.writes]
+        filled = tuple([0 if alive[root] else size[root] for root in roots])
+        key = (moments, freed, filled)
+        if key not in self.peaks:
+            self.peaks[key] = _AtPeak(moments, freed, filled)
+        return self.peaks[key]
 
     def _cast(self, task: Task) -> int:
         return self.casts.get(task.bucket, 0) if isinstance(task, Stepping) else 0
@@ -92,6 +125,18 @@ class MemoryLedger:
         """(bytes, slot) of all that is alive, largest first."""
         found = [(self.size[i], i) for i, alive in enumerate(self.alive) if alive and self.size[i]]
         return sorted(found, reverse=True)
+
+
+class _AtPeak:
+    """A body when it has most alive: the results that it has `made`, the arguments `dropped` by then."""
+
+    def __init__(self, moments: Moments, freed: Sequence[int], filled: Sequence[int]) -> None:
+        peak = peak_moment(moments, freed, filled)
+        later = {place for moment in moments[peak + 1 :] for place in moment.makes}
+        before = [place for moment in moments[:peak] for place in moment.drops]
+        self.own = moments[peak].own
+        self.made = [place for place in range(len(filled)) if place not in later]
+        self.dropped = [place for place in before if freed[place]]
 
 
 def planned_load(plan: Plan) -> float:

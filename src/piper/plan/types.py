@@ -16,11 +16,12 @@ from piper.ir.history import Record
 from piper.ir.precisions import Dtypes, Precision
 from piper.ir.tensor_type import Shapes, TensorType
 from piper.mesh import Group, Mesh, Slice
+from piper.plan.body_moments import Moments
 from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 6
+VERSION = 7
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 
@@ -144,7 +145,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     train: bool = True
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
     body_flops: dict[str, float] = {}  # body -> operations of its matrix products, where it has any
-    inside: dict[str, int] = {}  # body -> the most bytes of its own tensors, where it has any
+    inside: dict[str, Moments] = {}  # body -> how its memory passes, where that is not all at once
     state_names: dict[str, str] = {}  # of the model's state_dict -> the tensor
     version: int = VERSION
 

@@ -1,10 +1,11 @@
-"""A body's graph in; the memory that each node lies in, and the bytes of its own tensors, out."""
+"""A body's graph in; the memory that each node lies in, and how memory passes as it runs, out."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 
 from piper.errors import PlanError
+from piper.plan.body_moments import Moment, Moments
 
 # These share memory with their argument although their schemas do not say so.
 UNSAFE_VIEWS = (torch.ops.aten._unsafe_view.default, torch.ops.aten._reshape_alias.default)
@@ -40,8 +42,7 @@ def refuse_shared_memory(graph: fx.Graph) -> None:
     owner = {node: f"argument {i}" for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     owner |= dict.fromkeys(graph.find_nodes(op="get_attr"), "own constant")
     [end] = graph.find_nodes(op="output")
-    results = end.args[0]
-    for index, result in enumerate(results if isinstance(results, Sequence) else [results]):
+    for index, result in enumerate(_results(end)):
         if not isinstance(result, fx.Node):
             continue
         for root in roots[result]:
@@ -52,6 +53,11 @@ def refuse_shared_memory(graph: fx.Graph) -> None:
                     legal="a copy: the other one may be freed or overwritten first",
                 )
             owner[root] = f"result {index}"
+
+
+def _results(end: fx.Node) -> Sequence[Any]:
+    results = end.args[0]
+    return results if isinstance(results, Sequence) else [results]
 
 
 def _sharing(node: fx.Node) -> Iterator[fx.Node]:
@@ -98,10 +104,11 @@ def _storage(node: fx.Node) -> int | None:
     return value.untyped_storage()._cdata
 
 
-def bytes_inside(graph: fx.Graph, *, growth: float = 1.0) -> int:
-    """The most bytes that tensors which a traced body makes and drops take at once.
+def moments_inside(graph: fx.Graph, *, growth: float = 1.0) -> Moments:
+    """How the memory of a traced body passes: when it makes its results, when it reads its arguments for
+    the last time, and the most bytes of its own tensors in between.
 
-    They live from the node that makes them to the last one that reads them, as in the code that torch
+    These live from the node that makes them to the last one that reads them, as in the code that torch
     makes of the graph; a row of tensors lives as long as the row. Sizes that depend on data are
     `growth` times those of the trace.
     """
@@ -115,13 +122,39 @@ def bytes_inside(graph: fx.Graph, *, growth: float = 1.0) -> int:
         for root in read | set(node.all_input_nodes) | {node}:
             last[root] = order[node]
     change = [0] * (len(order) + 1)
+    made: dict[fx.Node, int] = {}
     for node in graph.nodes:
         for root, tensor in _made(node, roots):
+            made[root] = order[node]
             if root not in outside:
                 size = _nbytes(tensor, growth)
                 change[order[node]] += size
                 change[max(last[root], last[node]) + 1] -= size
-    return max(itertools.accumulate(change))
+    makes: dict[int, list[int]] = defaultdict(list)  # node -> results that it makes
+    for place, result in enumerate(_results(end)):
+        for root in roots[result] & made.keys() if isinstance(result, fx.Node) else ():
+            makes[made[root]].append(place)
+    drops: dict[int, list[int]] = defaultdict(list)  # node -> arguments that it is the last to read
+    for place, node in enumerate(graph.find_nodes(op="placeholder")):
+        if order[node] < last[node] < order[end]:
+            drops[last[node]].append(place)
+    return tuple(_moments(list(itertools.accumulate(change)), makes, drops))
+
+
+def _moments(
+    own: Sequence[int], makes: Mapping[int, list[int]], drops: Mapping[int, list[int]]
+) -> Iterator[Moment]:
+    """Of bytes after each node; one ends where an argument is dropped or a result is made."""
+    most, begun = 0, tuple[int, ...]()
+    for node, nbytes in enumerate(own):
+        if node in makes:
+            yield Moment(most, begun)
+            most, begun = 0, tuple(makes[node])
+        most = max(most, nbytes)
+        if node in drops:
+            yield Moment(most, begun, tuple(drops[node]))
+            most, begun = 0, ()
+    yield Moment(most, begun)
 
 
 def _made(node: fx.Node, roots: Roots) -> Iterator[tuple[fx.Node, torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,8 @@ from piper.bodies.random import uniform as uniform
 from piper.errors import TraceError
 from piper.files import excess
 from piper.plan.body_spec import content_hash as content_hash
+
+Function = Callable[[list[Any]], Sequence[torch.Tensor]]  # of a list of arguments, which it empties
 
 
 def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) -> str:
@@ -135,10 +137,23 @@ def _results(value: Any) -> Any:
     return value
 
 
+class _FromList(fx.graph.CodeGen):
+    """Code that forgets each argument, as any other value, after the line that reads it last."""
+
+    def gen_fn_def(self, free_vars: list[str], *_: Any, **__: Any) -> str:
+        names = "".join(f"{name.partition(':')[0]}, " for name in free_vars if name != "self")
+        taken = f"\n    {names}= given" if names else ""
+        return f"def {self._func_name}(self, given):{taken}\n    given.clear()"
+
+
 @lru_cache(maxsize=1024)
-def load(text: str) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """The function of a body; a pure one, which tasks and workers of a process share."""
+def load(text: str) -> Function:
+    """The function of a body; a pure one, which tasks and workers of a process share.
+
+    It takes its arguments out of a list, so that one that nobody else holds is freed at its last use.
+    """
     root, graph = _decoded(text)
     refuse_shared_memory(graph)
     quicken(graph)
+    graph.set_codegen(_FromList())
     return fx.GraphModule(root, graph).forward

@@ -25,10 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from piper.bodies.files.codec import content_hash, decode, load
+from piper.bodies.files.codec import Function, content_hash, decode, load
 from piper.bodies.inductor.disk import cache_folder, lock
 
-Function = Callable[..., Sequence[Tensor]]
 Strides = tuple[int, ...] | None
 
 
@@ -248,14 +247,16 @@ def _function(
 ) -> Function:
     eager, rows = body.function, body.rows
 
-    def call(*inputs: Tensor) -> Sequence[Tensor]:
-        return compiled([*inputs, *constants])
+    def call(inputs: list[Tensor]) -> Sequence[Tensor]:
+        inputs += constants
+        return compiled(inputs)
 
-    def call_with_rows(*inputs: Tensor) -> Sequence[Tensor]:
+    def call_with_rows(inputs: list[Tensor]) -> Sequence[Tensor]:
         for i in rows:
             if inputs[i].shape[0] < 2:
-                return eager(*inputs)
-        return compiled([*inputs, *constants])
+                return eager(inputs)
+        inputs += constants
+        return compiled(inputs)
 
     return call_with_rows if rows else call
 

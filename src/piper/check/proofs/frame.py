@@ -82,10 +82,32 @@ def _head(plan: Plan) -> Iterator[str]:
         yield f"memory is planned for {planned_load(plan)} times an even share of rows"
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
+    yield from _insides(plan)
+
+
+def _insides(plan: Plan) -> Iterator[str]:
+    """Bytes are possible ones, and places are those of arguments and results, each at most once."""
     if not set(plan.inside) <= set(plan.bodies):
         yield "a body that does not exist has bytes inside"
-    if any(not 0 <= size < MAX_BYTES for size in plan.inside.values()):
-        yield "a body has an impossible number of bytes inside"
+    most: dict[str, tuple[int, int]] = {}  # body -> arguments and results that it has at least
+    for name, moments in plan.inside.items():
+        if any(not 0 <= moment.own < MAX_BYTES for moment in moments):
+            yield "a body has an impossible number of bytes inside"
+        drops = [place for moment in moments for place in moment.drops]
+        makes = [place for moment in moments for place in moment.makes]
+        if any(
+            min(places, default=0) < 0 or len(set(places)) < len(places)
+            for places in (drops, makes)
+        ):
+            yield "a body makes or drops twice, or at no place, what it has inside"
+        most[name] = max(drops, default=-1) + 1, max(makes, default=-1) + 1
+    for part in plan.classes:
+        for task in part.tasks:
+            if isinstance(task, Calling) and task.body in most:
+                inputs, outputs = most[task.body]
+                if inputs > len(task.inputs) or outputs > len(task.outputs):
+                    yield f"the body of {task.name} makes or drops more than it is called with"
+                    return
 
 
 def _cadences(plan: Plan) -> Iterator[str]:

@@ -65,6 +65,7 @@ class Engine:
         self.pending: dict[int, Pending] = {}
         self.sending: dict[int, int] = defaultdict(int)  # slot -> sends of it that are not over
         self.kept: set[int] = set()  # slots that are freed when those are
+        self.handed: dict[int, Tensor] = {}  # slot -> what a body was given for good
         self.dispatched = 0
         self._dispatch()
 
@@ -97,6 +98,7 @@ class Engine:
         index = self.queues[stream][0]
         self._check_reads(index)
         if index not in self.pending:
+            self._remember(index)
             pending = self.worker.starts[index]()
             if pending is not None:
                 self.pending[index] = pending
@@ -109,6 +111,12 @@ class Engine:
         self.complete.add(index)
         if self.tasks[index].blocks:
             self._dispatch()
+
+    def _remember(self, index: int) -> None:
+        """What a body is handed, to overwrite it although the worker has it no more."""
+        for slot in self.tasks[index].frees if self.poison else ():
+            if slot in self.worker.handed:
+                self.handed[slot] = self.worker.slots[slot]
 
     def _poison_buffers(self, index: int) -> None:
         """A communication may write its buffer from its start on, whoever still reads it."""
@@ -146,7 +154,7 @@ class Engine:
         )
 
     def _free(self, slot: int) -> None:
-        tensor = self.worker.slots[slot]
+        tensor = self.handed.pop(slot, self.worker.slots[slot])
         if self.poison and isinstance(tensor, Tensor):
             tensor.fill_(_poison(tensor.dtype))
         self.worker.free(slot)

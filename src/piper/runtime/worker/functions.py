@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
-from torch import Tensor
-
-from piper.bodies.files.codec import load
+from piper.bodies.files.codec import Function, load
 from piper.plan.tasks import Calling
 from piper.plan.types import RankPlan
 
 
 def body_functions(
     me: RankPlan, bodies: Mapping[str, str], *, device: str, compile: bool
-) -> dict[str, Callable[..., Sequence[Tensor]]]:
+) -> dict[str, Function]:
     """By what each body that a rank runs is called."""
     if not compile:
         runs = (task for task in me.tasks if isinstance(task, Calling))

@@ -50,10 +50,13 @@ def prepare(worker: Worker, task: Task) -> Start:
 def _run(worker: Worker, task: Run) -> Start:
     function, slots = worker.functions[task.body], worker.slots
     inputs, outputs = task.inputs, task.outputs
+    handed = [i for i in task.frees if i in worker.handed]
 
     def start() -> None:
-        results = function(*[slots[i] for i in inputs])
-        for i, result in zip(outputs, results, strict=True):
+        given = [slots[i] for i in inputs]
+        for i in handed:
+            slots[i] = None
+        for i, result in zip(outputs, function(given), strict=True):
             slots[i] = result
 
     return start
@@ -65,7 +68,7 @@ def _fold(worker: Worker, task: Fold) -> Start:
     inputs, outputs = task.inputs, task.outputs
 
     def start() -> None:
-        results = function(*[slots[i] for i in inputs])
+        results = function([slots[i] for i in inputs])
         worker.steps.folded = worker.steps.begun
         for i, result in zip(outputs, results, strict=True):
             slots[i].copy_(result)  # an evaluation shows the same memory

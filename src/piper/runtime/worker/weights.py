@@ -78,7 +78,7 @@ def initial_value(tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int) 
     """The whole tensor, on the CPU."""
     seeds = [_seed(seed, key) for key in tensor.keys]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        (value,) = load(bodies[tensor.init])(*seeds)
+        (value,) = load(bodies[tensor.init])(seeds)
     value = value.resolve_conj().resolve_neg()
     return value.clone(memory_format=torch.contiguous_format)
 

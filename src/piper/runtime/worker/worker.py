@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
+from piper.plan.handed_over import handed_over
 from piper.plan.holdings import Holding, held_in, holdings, window
 from piper.plan.memory_use import memory_use
 from piper.plan.slots import MODEL, STAYING, Slot
@@ -36,8 +37,9 @@ class Worker:
     """Executes the plan of one rank over a transport.
 
     `slots` holds every tensor; a task is started, finished (if it communicates) and then releases
-    what it frees. `step` does so in the order of the device; the loopback engine in any order that
-    the plan's streams and waits allow. `cells` is where the worker says how far it is.
+    what it frees, but bodies drop what is `handed` over at its last use. `step` does so in the order of
+    the device; the loopback engine in any order that the plan's streams and waits allow. `cells` is
+    where the worker says how far it is.
     A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
     optimizers and steps, too. Otherwise it starts from what is `stored`, in files or in `memory`, or
     what it is `given` of that, and makes the rest.
@@ -63,6 +65,7 @@ class Worker:
         self.me = bind(plan, rank)
         self.holdings = holdings(plan, rank)
         self.use = memory_use(self.me.slots, self.me.tasks)
+        self.handed = handed_over(self.me.tasks, self.me.slots)
         self.device = torch.device(device)
         self.transport = transport
         self.slots: list[Any] = [None] * len(self.me.slots)
