@@ -74,18 +74,14 @@ class ExpertLayer(Layer):
         x = self.attended(x)
         tokens = self.norm2(x).flatten(0, 1)
         weight, expert = self.router(tokens).softmax(-1).max(-1)
-        order = expert.argsort(stable=True)
-        counts = torch.zeros(self.EXPERTS, dtype=torch.int64, device=x.device)
-        counts = counts.scatter_add(0, expert, torch.ones_like(expert))
-        rows = self.fed(tokens.index_select(0, order), counts)
-        back = torch.zeros_like(rows).index_copy(0, order, rows)
-        return x + (back * weight[:, None]).view(x.shape)
+        chosen, weights = expert[:, None], weight[:, None]
+        made = piper.mixture(self.fed, tokens, chosen, weights, num_experts=self.EXPERTS)
+        return x + made.view(x.shape)
 
     def fed(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Rows, sorted by expert, after theirs."""
-        with piper.annotate("EP"):
-            hidden = F.silu(piper.grouped_mm(rows, self.up, counts))
-            return piper.grouped_mm(hidden, self.down, counts)
+        hidden = F.silu(piper.grouped_mm(rows, self.up, counts))
+        return piper.grouped_mm(hidden, self.down, counts)
 
 
 class Transformer(nn.Module):

@@ -23,10 +23,10 @@ def job() -> Job:
 
 
 def test_a_chunk(job: Job) -> None:
-    lines = job.explain("F[PP=0.1,MB=0]").splitlines()
+    lines = job.explain("F[PP=0.2,MB=0]").splitlines()
     assert lines[:3] == [
-        "F[PP=0.1,MB=0]",
-        f"  kind     run on stream compute, task 6 of {len(job.plan.classes[0].tasks)}",
+        "F[PP=0.2,MB=0]",
+        f"  kind     run on stream compute, task 7 of {len(job.plan.classes[0].tasks)}",
         "  class    pp=0 (ranks 0-3)",
     ]
     assert lines[3].startswith("  from     s.place(where(PP=0), mesh.at(pp=0))  (")
@@ -99,7 +99,7 @@ def test_an_overlap_shows_the_interleaving(job: Job) -> None:
     text = explain(plan, "F[PP=0.1,MB=0]")
     assert "  overlap  F[PP=0.1,MB=0]\n           F[PP=0.1,MB=1]\n" in text
     assert "overlap" not in explain(plan, "total.loss@pp=0")
-    assert "overlap" not in job.explain("F[PP=0.1,MB=0]")
+    assert "overlap" not in job.explain("F[PP=0.2,MB=0]")
     assert b"overlaps" not in job.plan.to_json()
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 
 import piper
 from piper.bodies.captured_nodes import OF_DTYPE, callee, value_of
-from piper.bodies.expert_ops import grouped_mm, permute_rows
+from piper.bodies.expert_ops import grouped_mm
+from piper.bodies.row_ops import put_rows, take_rows
 from piper.frontend.capture.capture import Capture, Recording, finish, record
 from piper.ir.nodes import Chunk
 from piper.strategies import parallel
@@ -118,7 +119,7 @@ NARROW: dict[str, Operator] = {
     "conv1d": lambda x: F.conv1d(x.exp()[None], x[:, :, None]),
     "attention": lambda x: F.scaled_dot_product_attention(x.exp(), x, x),
     "grouped_mm": lambda x: grouped_mm(x.exp(), x[None], torch.full((1,), 8)),
-    "permute_rows": lambda x: permute_rows(x.exp(), torch.arange(8), torch.arange(8)),
+    "put_rows": lambda x: put_rows(x.exp(), torch.arange(8)),
     "relu": lambda x: x.relu(),
     "mean": lambda x: x.mean(),
     "a float32 scalar": lambda x: x * x.sum(),
@@ -315,6 +316,7 @@ MOVES: dict[str, Operator] = {
     "transpose": lambda x: x.transpose(0, 1),
     "permute": lambda x: x.permute(1, 0).contiguous(),
     "index_select": lambda x: x.index_select(0, torch.arange(8)),
+    "take_rows": lambda x: take_rows(x, torch.arange(16), 2),
     "rows that a tensor names": lambda x: x[torch.arange(8)],
     "cat": lambda x: torch.cat([x, x]),
     "torch.stack": lambda x: torch.stack([x, x.view(8, 8)]),

@@ -66,7 +66,7 @@ def test_order_may_name_communication() -> None:
     tasks = program_of("skip").apply(strategy).lower().plan.classes[0].tasks
     names = [task.name for task in tasks]
     first = next(i for i, n in enumerate(names) if "all_to_all" in tasks[i].kind and "MB=0" in n)
-    before = names.index("F[PP=0.1,MB=1]")
+    before = names.index("F[PP=0.2,MB=1]")
     assert before < first
     assert before in tasks[first].waits
 

@@ -72,7 +72,7 @@ _EQUAL = {
 _MOVING = {
     "cat", "clone", "concat", "concatenate", "contiguous", "flatten", "flip", "index_select",
     "moveaxis", "movedim", "permute", "reshape", "reshape_as", "roll", "squeeze", "stack", "swapaxes",
-    "swapdims", "t", "transpose", "unflatten", "unsqueeze", "view", "view_as",
+    "swapdims", "t", "take_rows", "transpose", "unflatten", "unsqueeze", "view", "view_as",
 }  # fmt: skip
 
 _TRACED = {"batch_norm", "embedding_bag", "instance_norm"}
@@ -148,14 +148,15 @@ def _value(argument: Any) -> Any:
 
 
 def _is_foreign(target: Any) -> bool:
-    """Whether it is no operator of torch, nor a product of ours."""
+    """Whether it is no operator of torch, nor one of ours that is as one of torch's."""
     if isinstance(target, str):
         return False
     if isinstance(target, ClosedOperator | HigherOrderOperator):
         return True
     if isinstance(target, OpOverload | OpOverloadPacket):
-        namespace = str(target).partition(".")[0]
-        return namespace not in ("aten", "prim", "prims") and _name(target) not in NARROW
+        namespace, name = str(target).partition(".")[0], _name(target)
+        ours = name in NARROW or (namespace, name) == ("piper", "take_rows")
+        return namespace not in ("aten", "prim", "prims") and not ours
     home = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
     return home not in ("torch", "_operator", "builtins", "math")
 

@@ -36,6 +36,7 @@ from piper.mesh import Mesh
 from piper.no_collections import no_collections
 from piper.observe.timeline import Timeline
 from piper.passes.dispatch.expected_times import expected_timeline
+from piper.passes.early_counts import early_counts
 from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.bind import GetBodies
@@ -109,9 +110,10 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     logical = scheduled.graph if scheduled.history else complete(scheduled.graph, [])
     calls = scheduled.calls
     rows = local_rows(logical, source.batch_size, calls)
-    cuts = Cuts(tuple(sorted(piece_sizes(logical).items())), scheduled.stages)
+    sizes, counts = piece_sizes(logical), early_counts(logical)
+    cuts = Cuts(tuple(sorted(sizes.items())), scheduled.stages, tuple(sorted(counts)))
     local = source.local(rows, cuts)
-    if cuts.pieces or source is not scheduled.source or source.guessed:
+    if cuts.finer or source is not scheduled.source or source.guessed:
         logical = source.graph(cuts, like=local if rows != source.batch_size else None)
         logical = replay_history(logical, scheduled.history, training=source.training)
     _, whole = source.at(source.batch_size, cuts)

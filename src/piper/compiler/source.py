@@ -38,11 +38,17 @@ class Cuts:
     """Where a program is cut beyond its tags.
 
     `stages` as the directive cut chose them; then, per chunk number, the most bytes of parameters that
-    a piece of the chunk may read.
+    a piece of the chunk may read; and pairs of chunks, the first cut behind the counts of the second.
     """
 
     pieces: tuple[tuple[int, int], ...] = ()
     stages: StageCut | None = None
+    counts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def finer(self) -> bool:
+        """Whether chunks of the program are cut further."""
+        return bool(self.pieces or self.counts)
 
 
 UNCUT = Cuts()
@@ -178,7 +184,11 @@ class Source:
             if cut_at is not None and rows != self.batch_size:
                 cut_at = cut_at.moved(self.captured(self.batch_size).graph, capture.graph)
             traced = cut_program(
-                capture, stages=self.stages, cut_at=cut_at, pieces=dict(cuts.pieces)
+                capture,
+                stages=self.stages,
+                cut_at=cut_at,
+                pieces=dict(cuts.pieces),
+                counts=cuts.counts,
             )
             self._traced[rows, cuts] = traced
         return capture, self._traced[rows, cuts]

@@ -25,7 +25,7 @@ def build_graph(traced: Traced, layouts: Mapping[str, Layout]) -> Graph:
     readers: dict[str, list[str]] = {}  # value -> contributions to its gradient
     for index, chunk in enumerate(traced.chunks):
         for name, taken in zip(chunk.inputs, chunk.code.inputs, strict=True):
-            if taken.grad:
+            if taken.grad and chunk.code.tangents:  # else no gradient leaves the chunk
                 readers.setdefault(name, []).append(gradient_name(name, index))
     for index, chunk in enumerate(traced.chunks):
         saved = f"$saved.{index}"

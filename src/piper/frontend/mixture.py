@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from piper.bodies.expert_ops import permute_rows
+from piper.bodies.row_ops import put_rows, sort_experts, take_rows
 from piper.frontend.annotate import annotate
 
 EXPERTS = "EP"
@@ -29,13 +28,13 @@ def mixture(
     """
     num_chosen = chosen.shape[-1]
     expert = chosen.reshape(-1)
-    order = expert.argsort(stable=True)
-    inverse = order.argsort()
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=rows.device)
-    counts = counts.scatter_add(0, expert, torch.ones_like(expert))
-    taken = rows.index_select(0, order // num_chosen)
+    order, counts = sort_experts(expert, num_experts)
+    taken = take_rows(rows, order, num_chosen)
     with annotate(EXPERTS):
         made = experts(taken, counts)
     made = after(made) if after else made
-    made = permute_rows(made, inverse, order).reshape(-1, num_chosen, made.shape[-1])
+    made = put_rows(made, order)
+    if num_chosen == 1:
+        return (made * weights.reshape(-1, 1)).to(rows.dtype)
+    made = made.reshape(-1, num_chosen, made.shape[-1])
     return (made * weights.reshape(-1, num_chosen, 1)).sum(1).to(rows.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, fx
@@ -78,8 +78,10 @@ def cut_program(
     stages: str,
     cut_at: StageCut | None = None,
     pieces: Mapping[int, int] | None = None,
+    counts: Iterable[tuple[int, int]] = (),
 ) -> Traced:
-    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters.
+    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters, and the
+    first of each pair of `counts` cut where it has made the counts of the second.
 
     Stages are those that the model's code is tagged with, or begin where `cut_at` says.
     """
@@ -91,7 +93,7 @@ def cut_program(
     free = free_code(capture)
     code = [node for node in regions if node not in free]
     chunk_of = cut(code, regions, capture.facts.inputs_with_changers)
-    refined = cut_pieces(capture, chunk_of, pieces or {})
+    refined = cut_pieces(capture, chunk_of, pieces or {}, counts)
     refuse_mutation(list(regions), refined.chunk_of, capture)
     return _Cutter(capture, regions, free, refined.chunk_of).traced(refined.whole)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.cutting.joint import Run, runner
-from piper.bodies.expert_ops import permute_rows
+from piper.bodies.row_ops import expert_places, put_rows, take_rows
 from piper.errors import TraceError
 from piper.ir.tensor_type import TensorType
 
@@ -54,13 +53,10 @@ def route(code: ChunkCode, routing: Routing, *, device: str) -> tuple[ChunkCode,
         given = list(inputs)
         received = given[routing.counts]
         rows = given[routing.rows[0]].shape[0]
-        experts = torch.arange(num_experts, device=received.device).repeat(routing.num_ranks)
-        owner = torch.repeat_interleave(experts, received.flatten(), output_size=rows)
-        order = torch.argsort(owner, stable=True)
-        inverse = torch.argsort(order)
+        places = expert_places(received, rows)
         given[routing.counts] = received.sum(0)
         for index in routing.rows:
-            given[index] = permute_rows(given[index], order, inverse)
+            given[index] = put_rows(given[index], places)
         try:
             results = inner(*given)
         except (RuntimeError, TypeError) as error:
@@ -70,7 +66,7 @@ def route(code: ChunkCode, routing: Routing, *, device: str) -> tuple[ChunkCode,
                 details=[reason],
                 legal="sizes inside the region come from its inputs, never from constants",
             ) from error
-        return tuple(permute_rows(result, inverse, order) for result in results)
+        return tuple(take_rows(result, places, 1) for result in results)
 
     outputs = tuple(bounded(spec, routing.num_ranks) for spec in code.outputs)
     return replace(code, inputs=tuple(inputs), outputs=outputs), run

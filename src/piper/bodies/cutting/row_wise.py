@@ -19,7 +19,7 @@ from piper.errors import TraceError
 Kind = Literal["rows", "experts", "counts"]
 
 # Products of rows with their group's matrix, and our own regrouping around the region.
-_GROUPED = {"grouped_mm", "_grouped_mm", "permute_rows"}
+_GROUPED = {"grouped_mm", "_grouped_mm", "put_rows", "take_rows"}
 # Operators that work along dims that they are told, or row by row.
 _ALONG = {
     "_softmax", "_log_softmax", "sum", "mean", "amax", "amin", "max", "min", "cumsum", "sort", "topk",

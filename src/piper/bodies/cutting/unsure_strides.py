@@ -15,7 +15,9 @@ from piper.bodies.cutting.partition import is_view
 
 _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
-_DENSE = {"mm", "bmm", "addmm", "baddbmm", "grouped_mm", "index_select", "permute_rows"}
+_DENSE = {
+    "mm", "bmm", "addmm", "baddbmm", "grouped_mm", "index_select", "put_rows", "take_rows",
+}  # fmt: skip
 
 
 def reshape_where_unsure(graph: fx.Graph) -> None:

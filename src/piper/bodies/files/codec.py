@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from piper.bodies import (
-    expert_ops as expert_ops,  # bodies may call these operators: register them first
-)
+from piper.bodies import expert_ops as expert_ops  # bodies may call these: register them first
+from piper.bodies import row_ops as row_ops
 from piper.bodies.chunk_code import dtype_name
 from piper.bodies.cutting.body_memory import refuse_shared_memory
 from piper.bodies.files.allowed_operators import operator_name, operator_of

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from piper.frontend.capture.capture import Capture, value_of
 from piper.frontend.cut.units import Unit, Units, inseparable
@@ -19,8 +21,14 @@ class Refined:
     whole: tuple[int, ...]
 
 
-def cut_pieces(capture: Capture, chunk_of: dict[fx.Node, int], sizes: Mapping[int, int]) -> Refined:
-    """Cut the chunks in `sizes` so that each piece reads at most so many bytes of parameters.
+def cut_pieces(
+    capture: Capture,
+    chunk_of: dict[fx.Node, int],
+    sizes: Mapping[int, int],
+    counts: Iterable[tuple[int, int]] = (),
+) -> Refined:
+    """Cut the chunks in `sizes` so that each piece reads at most so many bytes of parameters, and the
+    first of each pair of `counts` behind the counts that the second reads.
 
     A module that is larger is opened; one that cannot be opened has a piece of its own. Pieces hold
     neighbours of one parent, so that equal layers are cut equally and go on sharing their bodies.
@@ -34,6 +42,8 @@ def cut_pieces(capture: Capture, chunk_of: dict[fx.Node, int], sizes: Mapping[in
     for chunk in sorted(members):
         nodes = members[chunk]
         starts = _starts(capture, nodes, sizes[chunk]) if chunk in sizes else {0}
+        for reader in (reader for source, reader in counts if source == chunk):
+            starts |= _behind_counts(capture, nodes, set(members[reader]))
         for position, node in enumerate(nodes):
             if position in starts:
                 whole.append(chunk)
@@ -46,6 +56,21 @@ def _starts(capture: Capture, nodes: Sequence[fx.Node], size: int) -> set[int]:
     packing = _Packing(capture, nodes, size)
     found = {piece.start for piece in packing.pieces(packing.units.whole)}
     return (found - inseparable(nodes, capture)) | {0}
+
+
+def _behind_counts(capture: Capture, nodes: Sequence[fx.Node], reader: set[fx.Node]) -> set[int]:
+    """Where a chunk that makes counts and rows for a reader has all that the counts need, if the rows
+    come later."""
+    read = [i for i, node in enumerate(nodes) if not reader.isdisjoint(node.users)]
+    counts = [i for i in read if _are_counts(value_of(nodes[i]))]
+    if not counts or counts[0] == read[-1]:
+        return set()
+    return {counts[0] + 1} - inseparable(nodes, capture)
+
+
+def _are_counts(value: Any) -> bool:
+    integers = (torch.int32, torch.int64)
+    return isinstance(value, Tensor) and value.dim() == 1 and value.dtype in integers
 
 
 @dataclass(frozen=True)
