@@ -6,9 +6,13 @@ from itertools import combinations
 
 import pytest
 
+from piper.ir.tensor_type import TensorType
+from piper.mesh import Slice
 from piper.passes import lower
 from piper.passes.dispatch.early_messages import early_messages
 from piper.plan.local_order import Local
+from piper.plan.slots import Slot
+from piper.plan.tasks import Comm, Run
 from piper.plan.types import Plan, RankClass
 from tests.matrix import Cell
 
@@ -63,3 +67,23 @@ def test_a_send_comes_right_behind_its_chunk() -> None:
     names = [task.name for task in plan.classes[0].tasks]
     sends = [i for i, name in enumerate(names) if name.startswith("send>")]
     assert sends and all(names[i - 1].startswith("F[") for i in sends)
+
+
+def test_what_a_message_frees_was_read_by_all_others() -> None:
+    """One value for two peers: the send that frees it could start first, and may not."""
+
+    def send(name: str, source: int, stream: int, **more: tuple[int, ...]) -> Comm:
+        return Comm(name=name, comm="send", key=name, group=0, source=source, stream=stream, **more)
+
+    tasks = (
+        Run(name="F0", body="", outputs=(0,), stream=0),
+        Run(name="F1", body="", outputs=(1,), stream=0),
+        send("other", 1, 2, waits=(1,), frees=(1,)),
+        send("same to two", 0, 2),
+        send("same to one", 0, 1, waits=(0,), frees=(0,)),
+    )
+    slots = tuple(Slot(name=name, kind="temp", type=TensorType((2,), "float64")) for name in "ab")
+    found = early_messages(RankClass(Slice(), slots, tasks, {}, ()))
+    names = [task.name for task in found.tasks]
+    assert sorted(names) == sorted(task.name for task in tasks)
+    assert names.index("same to two") < names.index("same to one")

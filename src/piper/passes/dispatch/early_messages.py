@@ -37,10 +37,12 @@ def _renumbered(task: Task, position: Sequence[int]) -> Task:
 
 def _order(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[int]:
     """Streams keep their order, a host read is before all that follows it, as waits take for granted,
-    and a message that would hold the host until some communication ends stays in its place."""
+    and a message that would hold the host until some communication ends stays in its place. One that
+    frees what another one reads stays behind it."""
     holders = held_by(tasks, slots)
     place: list[tuple[int, int, int]] = []  # per task: behind which, and the order there
     last: dict[int, int] = {}  # stream -> behind which task its latest one comes
+    readers: dict[int, int] = {}  # slot -> behind which task its latest reader comes
     read = -1
     for index, task in enumerate(tasks):
         behind = index
@@ -48,7 +50,10 @@ def _order(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[int]:
             read = index
         message = isinstance(task, Comm) and task.facts.is_message
         if message and not any(isinstance(tasks[i], Comm) for i in holders[index]):
-            behind = max(read, last.get(task.stream, -1), *holders[index])
+            others = (readers.get(slot, -1) for slot in task.frees)
+            behind = max(read, last.get(task.stream, -1), *holders[index], *others)
         place.append((behind, behind != index, index))
         last[task.stream] = behind
+        for slot in task.reads:
+            readers[slot] = max(behind, readers.get(slot, -1))
     return sorted(range(len(tasks)), key=place.__getitem__)
