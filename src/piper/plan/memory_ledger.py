@@ -101,15 +101,14 @@ class MemoryLedger:
 
     def _peak(self, task: Task) -> _AtPeak | None:
         """Of a task that calls a body; equal calls have an equal one."""
-        moments = self.bodies.get(task.body) if isinstance(task, Calling) else None
-        if not moments:
+        if not isinstance(task, Calling) or not (moments := self.bodies.get(task.body)):
             return None
         size, handed, alive = self.size, self.handed, self.alive
         frees = handed.intersection(task.frees)
         freed = tuple([size[slot] if slot in frees else 0 for slot in task.reads])
         roots = [self.root[slot] for slot in task.writes]
         filled = tuple([0 if alive[root] else size[root] for root in roots])
-        key = (moments, freed, filled)
+        key = (task.body, freed, filled)
         if key not in self.peaks:
             self.peaks[key] = _AtPeak(moments, freed, filled)
         return self.peaks[key]
