@@ -82,7 +82,14 @@ def test_additions_touch_where_their_terms_lie() -> None:
         for task in party.tasks:
             if isinstance(task, Add) and task.zeros and task.terms:
                 terms, sums = ([party.slots[s].type for s in e] for e in (task.terms, task.sums))
-                assert touched_bytes(party, task) == added_bytes(terms, sums) + sums[0].nbytes
+                between = sums[0].nbytes - sum(term.nbytes for term in terms)
+                assert all(task.first) and between >= 0
+                assert touched_bytes(party, task) == added_bytes(terms, sums) + between
+                alone = msgspec.structs.replace(
+                    task, terms=task.terms[:1], first=(True,), offsets=(0,)
+                )
+                left = sums[0].nbytes - terms[0].nbytes
+                assert touched_bytes(party, alone) == added_bytes(terms[:1], sums) + left > left
                 return
     raise AssertionError("no sum starts as zeros")
 
