@@ -160,3 +160,21 @@ def test_what_is_cast_to_a_wider_dtype_is_saved_as_it_was(schedule: str) -> None
         uses = zip(found.slots, memory_use(found.slots, found.tasks), strict=True)
         saved = [slot for slot, use in uses if use == "saved" and slot.shape == (2, 6)]
         assert saved and {slot.dtype for slot in saved} == {"bfloat16"}
+
+
+def test_a_part_that_is_cast_is_saved_alone() -> None:
+    """Not all of the tensor that it is a part of."""
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)[:, :2].float().sin().sum()
+
+    program = piper.trace(Part, torch.randn(8, 64), lambda model, x: model(x))
+    found = program.lower(optimizer=ADAMW, precision="bf16").plan.classes[0]
+    uses = zip(found.slots, memory_use(found.slots, found.tasks), strict=True)
+    shapes = [slot.shape for slot, use in uses if use == "saved" and slot.dtype == "float32"]
+    assert (8, 2) in shapes

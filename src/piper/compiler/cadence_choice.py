@@ -36,7 +36,6 @@ class _Open:
     reduces: bool
     gathers: bool
     grad_bytes: int  # that one reduction of all its gradients brings
-    param_bytes: int
 
 
 def choose_cadences(
@@ -128,8 +127,7 @@ def _open_in(graph: Graph, precision: Precision) -> list[_Open]:
     for origin, names in params.items():
         types = [graph.values[name].type for name in names]
         grads = sum(t.size * dtype_bytes(precision.dtypes(t.dtype).wire) for t in types)
-        held = sum(type.nbytes for type in types)
-        found.append(_Open(origin, reduces[origin], gathers[origin], grads, held))
+        found.append(_Open(origin, reduces[origin], gathers[origin], grads))
     return found
 
 

@@ -72,12 +72,15 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_widened(node: fx.Node) -> bool:
-    """Whether a node is the same numbers in a dtype of more bytes."""
+    """Whether a node is all the numbers of another one's memory, in a dtype of more bytes."""
     if node.target is not torch.ops.aten._to_copy.default:
         return False
     made, given = node.meta["val"], node.all_input_nodes[0].meta["val"]
     floating = made.dtype.is_floating_point and given.dtype.is_floating_point
-    return bool(floating and made.dtype.itemsize > given.dtype.itemsize)
+    if not floating or made.dtype.itemsize <= given.dtype.itemsize:
+        return False
+    held = root_of(node.all_input_nodes[0]).meta.get("val")
+    return isinstance(held, torch.Tensor) and str(held.numel()) == str(made.numel())
 
 
 def root_of(node: fx.Node) -> fx.Node:
