@@ -15,6 +15,7 @@ from piper.observe.timeline_files import load_timeline
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "where_does_my_step_go.md").read_text()
 DIRECTIVE = r"s\.replicate\(where\(\), over=\('dp', 'ep'\), zero=3, reduce_every=1\)"
+PLANNED, BUCKET = 98.4, 14.1  # MiB: the first plan's peak in the order of dispatch, and its one bucket
 
 
 def test_the_page_goes_from_a_profile_to_a_shorter_step(
@@ -38,9 +39,9 @@ def test_the_page_goes_from_a_profile_to_a_shorter_step(
     assert gathered and float(gathered[1]) == pytest.approx(28.1, abs=0.1)
     steps = [_seconds(text) for text in simulated]
     assert steps == sorted(steps, reverse=True) and steps[2] < 0.9 * steps[0]
-    for text in (diff, PAGE):  # what overlaps is not the same in all runs
+    for text in (diff, PAGE):  # a reduction and a gather that last longer hold a bucket each
         held = re.search(r"memory ([\d.]+) MiB -> 63.3 MiB", text)
-        assert held and 90 < float(held[1]) < 110
+        assert held and PLANNED - BUCKET < float(held[1]) < PLANNED + 2.1 * BUCKET
     if os.environ.get("PIPER_LONG"):  # what else goes on here decides, else
         before, after = (
             sorted(load_timeline(f"{name}.timeline").step_seconds)[4]
