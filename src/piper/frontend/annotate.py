@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ PREFIX = "piper:"  # our keys among the annotations that a node may carry
 _ATTRIBUTE = "_piper_tags"
 
 _next_value: dict[str, int] = {}
+_counting = False
 
 
 def annotate(name: str, value: int | None = None) -> AbstractContextManager[Any]:
@@ -24,15 +25,24 @@ def annotate(name: str, value: int | None = None) -> AbstractContextManager[Any]
     `with piper.annotate("PP"): ...`; regions of different names nest. Outside of tracing it does
     nothing.
     """
+    if not _counting:  # nothing changes from call to call, which a compiler would look at
+        return nullcontext()
     if value is None:
         value = _next_value.get(name, 0)
         _next_value[name] = value + 1
     return torch.fx.traceback.annotate({PREFIX + name: value})
 
 
-def reset_values() -> None:
-    """Start counting regions from 0 again; each trace does."""
+@contextmanager
+def counting_regions() -> Iterator[None]:
+    """While a step is traced: regions get their tags, and those of a name count from 0."""
+    global _counting
     _next_value.clear()
+    _counting, before = True, _counting
+    try:
+        yield
+    finally:
+        _counting = before
 
 
 def tag(model: nn.Module, **tags: str | Sequence[Sequence[str] | str]) -> nn.Module:

@@ -23,7 +23,7 @@ from piper.bodies.flex_math import flex_on_cpu
 from piper.bodies.initial import Initializers, recording
 from piper.bodies.leaves import batch_leaves, map_leaves, tensors_in
 from piper.errors import Call, Source, TraceError, user_source
-from piper.frontend.annotate import reset_values
+from piper.frontend.annotate import counting_regions
 from piper.frontend.capture.any_rows import (
     RowSymbol,
     depends_on_data,
@@ -180,7 +180,6 @@ def record(
             "trace was given a model", legal="a function that makes it: trace(Model, batch, step)"
         )
     torch._dynamo.reset()
-    reset_values()
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
     mode.__deepcopy__ = lambda memo: mode  # type: ignore[attr-defined]
@@ -233,6 +232,7 @@ def record(
         flex_on_cpu(),
         unknown_blocks(),
         tracing_settings(),
+        counting_regions(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS),
     ):
