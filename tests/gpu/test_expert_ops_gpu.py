@@ -53,6 +53,7 @@ def test_it_is_the_loop(counts: list[int], transposed: bool) -> None:
 
 
 @pytest.mark.parametrize("top", [1, 2])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_a_mixture_never_waits(top: int) -> None:
     """Forward and backward, with an expert that nobody chooses, while every wait is an error."""
     torch.manual_seed(0)

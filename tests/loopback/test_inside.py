@@ -138,7 +138,7 @@ def test_saved_tensors_are_freed_at_their_last_use(monkeypatch: pytest.MonkeyPat
     }
     [whole] = check_plan(msgspec.structs.replace(job.plan, inside=at_once)).peaks
     assert early <= peak.total < 0.95 * whole.total
-    monkeypatch.setattr("piper.runtime.worker.worker.handed_over", lambda *_: frozenset())
+    monkeypatch.setattr("piper.plan.local_order.handed_over", lambda *_: frozenset())
     with job.launch("loopback") as run:
         late = measured_peak(run)
     assert peak.total < late <= whole.total

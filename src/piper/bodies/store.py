@@ -20,6 +20,7 @@ from piper.bodies.files.codec import content_hash, encode
 from piper.bodies.files.codec import load as load
 from piper.bodies.flops import operator_flops
 from piper.bodies.folding import Fold, trace_fold
+from piper.bodies.products import products_of
 from piper.ir.tensor_type import TensorType
 from piper.plan.body_spec import BodySpec, ChunkBodies, Ref
 
@@ -115,6 +116,7 @@ class BodyStore:
             outputs=tuple(half.outputs),
             flops=flops(half.graph),
             inside=moments_inside(half.graph, growth=growth),
+            products=tuple(i for i in products_of(half.graph) if half.outputs[i].kind == "grad"),
         )
 
 

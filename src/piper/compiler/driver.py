@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -43,7 +43,7 @@ from piper.passes.physical.bind import GetBodies
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_moments import Moments, larger, shortened
-from piper.plan.body_spec import ChunkBodies
+from piper.plan.body_spec import BodySpec, ChunkBodies
 from piper.plan.cadence import Cadence
 from piper.plan.optimizers import Grouping
 from piper.plan.tasks import Calling, Run
@@ -165,14 +165,28 @@ def expected_step(scheduled: Scheduled, settings: Settings) -> Timeline:
     return expected_timeline(ordered, [str(record) for record in scheduled.history])
 
 
+@dataclass
+class Asked:
+    """What is known of the bodies that were asked for: their operations, how memory passes inside of
+    them, and which of their results are products."""
+
+    flops: dict[str, float] = field(default_factory=dict)
+    inside: dict[str, Moments] = field(default_factory=dict)
+    products: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, body: BodySpec) -> None:
+        self.flops[body.hash] = body.flops
+        # Rows that depend on data are not in a body's name.
+        self.inside[body.hash] = larger(body.inside, self.inside.get(body.hash, body.inside))
+        self.products[body.hash] = body.products
+
+
 def bodies_on(
     device: str, source: Source, logical: Graph, traced: Traced
-) -> tuple[GetBodies, dict[str, float], dict[str, Moments]]:
-    """The bodies of a graph's chunks on demand; and the operations, and how memory passes inside, of
-    those that were asked for."""
+) -> tuple[GetBodies, Asked]:
+    """The bodies of a graph's chunks on demand; and what is known of those that were asked for."""
     data_ranks = logical.mesh.size_of(data_axes(logical))
-    flops: dict[str, float] = {}
-    inside: dict[str, Moments] = {}
+    asked = Asked()
 
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
         load = max((owner.max_load for owner in node.owners), default=1.0)
@@ -185,20 +199,18 @@ def bodies_on(
             recompute=node.recompute,
             data_ranks=data_ranks,
         )
-        flops.update((body.hash, body.flops) for body in chunk_bodies.by_phase.values())
-        # Rows that depend on data are not in a body's name.
         for body in chunk_bodies.by_phase.values():
-            inside[body.hash] = larger(body.inside, inside.get(body.hash, body.inside))
+            asked.add(body)
         return chunk_bodies
 
-    return bodies, flops, inside
+    return bodies, asked
 
 
 def _started(
     scheduled: Scheduled, settings: Settings, evaluated: Bucketed | None, shapes: Shapes | None
-) -> tuple[Source, Lowering, dict[str, Moments]]:
-    """All that passes need: the graph in its final chunks, and its bodies on demand; and how memory
-    passes inside of those that were asked for."""
+) -> tuple[Source, Lowering, Asked]:
+    """All that passes need: the graph in its final chunks, and its bodies on demand; and what is known
+    of those that were asked for."""
     device = settings.device
     check_device(device)
     begin = time.perf_counter()
@@ -212,11 +224,11 @@ def _started(
     )
     logical, traced = refine(scheduled, source)
     check_state(logical, traced, scheduled.calls)
-    bodies, flops, inside = bodies_on(device, source, logical, traced)
+    bodies, asked = bodies_on(device, source, logical, traced)
     state = Lowering(
         logical,
         bodies,
-        flops,
+        asked.flops,
         scheduled.calls,
         device=device,
         clip=settings.clip,
@@ -227,7 +239,7 @@ def _started(
         machine=settings.machine,
     )
     state.seconds["refine"] = time.perf_counter() - begin
-    return source, state, inside
+    return source, state, asked
 
 
 def _lower(
@@ -238,13 +250,13 @@ def _lower(
     shapes: Shapes | None,
 ) -> Lowered:
     evaluated = None if training else trained
-    source, started, inside = _started(scheduled, settings, evaluated, shapes)
+    source, started, asked = _started(scheduled, settings, evaluated, shapes)
     limit = settings.memory_limit
     made: dict[tuple[Cadence, ...], tuple[Lowering, Plan]] = {}
 
     def attempt(cadences: tuple[Cadence, ...]) -> Plan:
         state = replace(started, cadences=cadences, seconds=dict(started.seconds))
-        plan = _plan(scheduled, settings, source, run_passes(state), inside, trained, training)
+        plan = _plan(scheduled, settings, source, run_passes(state), asked, trained, training)
         made[cadences] = state, plan
         return plan
 
@@ -266,7 +278,7 @@ def _plan(
     settings: Settings,
     source: Source,
     state: Lowering,
-    inside: Mapping[str, Moments],
+    asked: Asked,
     trained: Bucketed | None,
     training: bool,
 ) -> Plan:
@@ -309,7 +321,10 @@ def _plan(
         train=training,
         flops=_model_flops(logical.mesh, classes, state.flops, training=training),
         body_flops={name: state.flops[name] for name in sorted(used) if state.flops.get(name)},
-        inside={name: short for name in sorted(used) if (short := shortened(inside.get(name, ())))},
+        inside={
+            name: short for name in sorted(used) if (short := shortened(asked.inside.get(name, ())))
+        },
+        products={name: found for name in sorted(used) if (found := asked.products.get(name))},
         state_names=source.state_names,
     )
 

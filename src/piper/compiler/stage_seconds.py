@@ -32,9 +32,11 @@ def stage_seconds(
     logical, traced = refine(scheduled, source)
     logical = split_backwards(logical, lambda node: True)
     device = "cpu" if machine.host_computes else own_device()
-    bodies, flops, _ = bodies_on(device, source, logical, traced)
-    graph = run_passes(Lowering(logical, bodies, flops, scheduled.calls), last="transfers").graph
-    seconds = NodeSeconds(graph, flops, machine)
+    bodies, asked = bodies_on(device, source, logical, traced)
+    graph = run_passes(
+        Lowering(logical, bodies, asked.flops, scheduled.calls), last="transfers"
+    ).graph
+    seconds = NodeSeconds(graph, asked.flops, machine)
     totals: dict[tuple[int | None, str], float] = defaultdict(float)
     for node in graph.chunks:
         totals[node.tag(tag), node.phase] += seconds(node) / logical.num_microbatches

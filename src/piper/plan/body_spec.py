@@ -27,7 +27,7 @@ class Ref(msgspec.Struct, frozen=True):
 class BodySpec(msgspec.Struct, frozen=True):
     """One body: content hash of its code, and what each argument and result stands for.
 
-    `inside` says how its memory passes while it runs.
+    `inside` says how its memory passes while it runs, `products` which results are products of matrices.
     """
 
     hash: str
@@ -35,6 +35,7 @@ class BodySpec(msgspec.Struct, frozen=True):
     outputs: tuple[Ref, ...]
     flops: float
     inside: Moments = ()
+    products: tuple[int, ...] = ()
 
 
 class ChunkBodies(msgspec.Struct, frozen=True):

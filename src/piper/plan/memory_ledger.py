@@ -12,6 +12,7 @@ from piper.plan.group_runs import runs_within
 from piper.plan.local_order import Local
 from piper.plan.optimizers import SCALAR_BYTES, state_size
 from piper.plan.slots import FILLED, STAYING, Slot
+from piper.plan.summed_inside import summed_inside
 from piper.plan.tasks import Calling, Settle, Stepping, Task, Update
 from piper.plan.types import Bucket, ParamGroup, Plan
 
@@ -32,6 +33,8 @@ class MemoryLedger:
         self.peaks: dict[tuple[object, ...], _AtPeak] = {}
         load = planned_load(plan)
         self.size = [_slot_bytes(slot, load) if slot.base < 0 else 0 for slot in self.slots]
+        for slot in summed_inside(local, plan.products, plan.device):
+            self.size[slot] = 0  # the body that would fill it adds to the sum instead
         self.alive = [slot.kind in STAYING | FILLED for slot in self.slots]
         self._make_buffers()
         self.late: dict[int, int] = {}  # bucket -> bytes that a late update keeps for a while

@@ -21,7 +21,7 @@ from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 7
+VERSION = 8
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 
@@ -146,6 +146,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     flops: float = 0.0  # of the model's own matrix products in a step, forward and backward
     body_flops: dict[str, float] = {}  # body -> operations of its matrix products, where it has any
     inside: dict[str, Moments] = {}  # body -> how its memory passes, where that is not all at once
+    products: dict[str, tuple[int, ...]] = {}  # body -> results that are products, where it has any
     state_names: dict[str, str] = {}  # of the model's state_dict -> the tensor
     version: int = VERSION
 

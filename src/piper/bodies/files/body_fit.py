@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 
 from piper.bodies.files.allowed_operators import FUNCTIONS
 from piper.bodies.files.codec import decode
+from piper.bodies.products import products_of
 from piper.errors import PlanError
 from piper.plan.slots import Slot
 from piper.plan.tasks import Calling
@@ -42,6 +43,9 @@ class _Misfit(Exception):
 def check_bodies(plan: Plan, texts: Mapping[str, str]) -> None:
     """Raise PlanError unless every body can be read and fits where it is called."""
     modules = {name: decode(texts[name]) for name in plan.bodies}
+    for name, places in plan.products.items():
+        if not set(places) <= set(products_of(modules[name].graph)):
+            raise PlanError(f"body {name} has results {list(places)} that are no products")
     fits = _Fits(modules, plan.device)
     for part in plan.classes:
         fits.check(part)

@@ -25,6 +25,7 @@ from piper.bodies.files.body_values import (
 )
 from piper.bodies.files.operator_calls import check_call
 from piper.bodies.files.quick import quicken
+from piper.bodies.products import Added, add_into, add_products
 from piper.bodies.random import uniform as uniform
 from piper.errors import TraceError
 from piper.files import excess
@@ -63,12 +64,16 @@ def _narrow_dtype(node: fx.Node) -> list[str]:
     return [dtype_name(dtype)] if dtype in (torch.bfloat16, torch.float16) else []
 
 
-def decode(text: str) -> fx.GraphModule:
+def decode(text: str, added: Added = ()) -> fx.GraphModule:
     """The module that `encode` was given. Its text is data: nothing of it is evaluated.
 
     Names in the code that torch makes of the graph are ours, or an operator's and its arguments'.
+    Results that are `added` are as in `load`.
     """
-    return fx.GraphModule(*_decoded(text))
+    root, graph = _decoded(text)
+    if added:
+        add_products(graph, added, torch.ops.piper.add_product.default)
+    return fx.GraphModule(root, graph)
 
 
 def _decoded(text: str) -> tuple[torch.nn.Module, fx.Graph]:
@@ -146,13 +151,16 @@ class _FromList(fx.graph.CodeGen):
 
 
 @lru_cache(maxsize=1024)
-def load(text: str) -> Function:
+def load(text: str, added: Added = ()) -> Function:
     """The function of a body; a pure one, which tasks and workers of a process share.
 
     It takes its arguments out of a list, so that one that nobody else holds is freed at its last use.
+    Behind them it takes a sum for each result that is `added`, which it adds there and does not give.
     """
     root, graph = _decoded(text)
     refuse_shared_memory(graph)
+    if added:
+        add_products(graph, added, add_into)
     quicken(graph)
     graph.set_codegen(_FromList())
     return fx.GraphModule(root, graph).forward

@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -27,8 +27,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from piper.bodies.files.codec import Function, content_hash, decode, load
 from piper.bodies.inductor.disk import cache_folder, lock
+from piper.bodies.products import Added
 
 Strides = tuple[int, ...] | None
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,15 @@ class Given:
 class _Graph:
     """A traced body: what Inductor compiles, and the tensors it was traced with.
 
-    The constants of the body are its last inputs.
+    The constants of the body are its last inputs; it changes none but its sums.
     """
 
     module: fx.GraphModule
     inputs: list[Tensor]
     constants: list[Tensor]
     mode: FakeTensorMode
+    sums: frozenset[int]  # inputs that it adds to
+    empty: tuple[int, ...]  # results that the body leaves out, and Inductor does not know of
 
 
 @dataclass(eq=False)
@@ -76,28 +80,31 @@ class Body:
 
 
 @lru_cache(maxsize=1024)
-def trace_body(text: str, inputs: tuple[Given, ...], device: str) -> Body:
-    """Trace a body on fake inputs; equal ones are one object in a process."""
+def trace_body(text: str, inputs: tuple[Given, ...], device: str, added: Added = ()) -> Body:
+    """Trace a body on fake inputs; equal ones are one object in a process. It adds the results that are
+    `added` to its last inputs."""
     place = str(torch.empty(0, device=device).device)  # "cuda" is the current one
-    key = hashlib.sha256(repr((text, inputs, place, torch.__version__)).encode()).hexdigest()[:32]
-    body = Body(content_hash(text), key, load(text))
+    found = repr((text, added, inputs, place, torch.__version__))
+    key = hashlib.sha256(found.encode()).hexdigest()[:32]
+    body = Body(content_hash(text), key, load(text, added))
     sizes = [given.shape[0] if given.bound is not None else -1 for given in inputs]
     body.rows = tuple(i for i, n in enumerate(sizes) if n >= 0 and n not in sizes[:i])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            body.graph = _trace(text, inputs, device)
+            body.graph = _trace(text, added, inputs, device)
     except Exception as error:  # whatever it is: the eager body still runs
         body.problem = _first_line(error)
     else:
-        body.strides = tuple(map(_strides, _results(body.graph.module)))
+        strides = map(_strides, _results(body.graph.module))
+        body.strides = tuple(_with_empty(strides, body.graph.empty))
     return body
 
 
 @lru_cache(maxsize=1024)
-def eager_body(text: str, why: str) -> Body:
+def eager_body(text: str, why: str, added: Added = ()) -> Body:
     """A body that is not compiled; how its results lie depends on what it is given."""
-    return Body(content_hash(text), "", load(text), problem=why)
+    return Body(content_hash(text), "", load(text, added), problem=why)
 
 
 def compile_bodies(bodies: Mapping[Body, str]) -> None:
@@ -123,7 +130,7 @@ def compile_bodies(bodies: Mapping[Body, str]) -> None:
             )
 
 
-def _trace(text: str, inputs: tuple[Given, ...], device: str) -> _Graph:
+def _trace(text: str, added: Added, inputs: tuple[Given, ...], device: str) -> _Graph:
     from torch._inductor.decomposition import select_decomp_table
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -141,13 +148,19 @@ def _trace(text: str, inputs: tuple[Given, ...], device: str) -> _Graph:
                 made.append(torch.empty(shape, dtype=dtype, device=device))
             else:
                 made.append(torch.empty_strided(shape, given.strides, dtype=dtype, device=device))
-    function, constants = _constants_as_inputs(decode(text))
+    function, constants = _constants_as_inputs(decode(text, added))
     made += [mode.from_tensor(constant, static_shapes=True) for constant in constants]
     # Attention that is decomposed would need memory for all its weights.
     table = {o: f for o, f in select_decomp_table().items() if "scaled_dot_product" not in str(o)}
     with mode, torch.no_grad():
         module = make_fx(function, decomposition_table=table)(*made)
-    return _Graph(module, made, constants, mode)
+    end = module.graph.output_node()
+    results: Any = end.args[0]
+    empty = tuple(i for i, result in enumerate(results) if result is None)
+    end.args = (tuple(result for result in results if result is not None),)
+    module.recompile()
+    sums = range(len(inputs) - len(added), len(inputs))
+    return _Graph(module, made, constants, mode, frozenset(sums), empty)
 
 
 def _constants_as_inputs(module: fx.GraphModule) -> tuple[fx.GraphModule, list[Tensor]]:
@@ -182,6 +195,13 @@ def _results(module: fx.GraphModule) -> list[Any]:
     return [node.meta["val"] for node in results]
 
 
+def _with_empty(results: Iterable[T], empty: Iterable[int]) -> list[T | None]:
+    found: list[T | None] = list(results)
+    for place in empty:
+        found.insert(place, None)
+    return found
+
+
 def _strides(value: Tensor) -> Strides:
     return None if value.is_contiguous() else tuple(value.stride())
 
@@ -206,7 +226,7 @@ def _compile(body: Body) -> None:
         rule = str(shapes.guards[0].expr) if shapes.guards else str(shapes.replacements)
         body.problem = f"the code that Inductor makes holds only if {rule}"
         return
-    body.function = _function(compiled, graph.constants, body)
+    body.function = _function(compiled, graph, body)
 
 
 def _inductor(graph: _Graph) -> Callable[[list[Tensor]], Sequence[Tensor]]:
@@ -228,7 +248,7 @@ def _inductor(graph: _Graph) -> Callable[[list[Tensor]], Sequence[Tensor]]:
         torch.no_grad(),
     ):
         compiled: Any = compile_fx.compile_fx_inner(graph.module, graph.inputs)
-    changed = getattr(compiled, "mutated_input_idxs", ())
+    changed = set(getattr(compiled, "mutated_input_idxs", ())) - graph.sums
     if changed:
         raise AssertionError(f"it would change its inputs {sorted(changed)}")
     return getattr(compiled, "current_callable", None) or compiled
@@ -243,22 +263,26 @@ _SETTINGS = {
 
 
 def _function(
-    compiled: Callable[[list[Tensor]], Sequence[Tensor]], constants: list[Tensor], body: Body
+    compiled: Callable[[list[Tensor]], Sequence[Tensor]], graph: _Graph, body: Body
 ) -> Function:
-    eager, rows = body.function, body.rows
+    eager, rows, constants, empty = body.function, body.rows, graph.constants, graph.empty
 
-    def call(inputs: list[Tensor]) -> Sequence[Tensor]:
+    def call(inputs: list[Tensor]) -> Sequence[Any]:
         inputs += constants
         return compiled(inputs)
 
-    def call_with_rows(inputs: list[Tensor]) -> Sequence[Tensor]:
+    def call_with_empty(inputs: list[Tensor]) -> Sequence[Any]:
+        return _with_empty(call(inputs), empty)
+
+    made = call_with_empty if empty else call
+
+    def call_with_rows(inputs: list[Tensor]) -> Sequence[Any]:
         for i in rows:
             if inputs[i].shape[0] < 2:
                 return eager(inputs)
-        inputs += constants
-        return compiled(inputs)
+        return made(inputs)
 
-    return call_with_rows if rows else call
+    return call_with_rows if rows else made
 
 
 def _first_line(error: Exception) -> str:

@@ -83,6 +83,7 @@ def _head(plan: Plan) -> Iterator[str]:
     if len(set(plan.bodies)) < len(plan.bodies) or not all(map(_BODY.fullmatch, plan.bodies)):
         yield "two bodies have one name, or one has no hash for a name"
     yield from _insides(plan)
+    yield from _products(plan)
 
 
 def _insides(plan: Plan) -> Iterator[str]:
@@ -108,6 +109,21 @@ def _insides(plan: Plan) -> Iterator[str]:
                 if inputs > len(task.inputs) or outputs > len(task.outputs):
                     yield f"the body of {task.name} makes or drops more than it is called with"
                     return
+
+
+def _products(plan: Plan) -> Iterator[str]:
+    """Places are those of results, each once."""
+    if not set(plan.products) <= set(plan.bodies):
+        yield "a body that does not exist has products"
+    for places in plan.products.values():
+        if min(places, default=0) < 0 or len(set(places)) < len(places):
+            yield "a body has a product twice, or at no place"
+    for part in plan.classes:
+        for task in part.tasks:
+            places = plan.products.get(task.body, ()) if isinstance(task, Calling) else ()
+            if max(places, default=-1) >= len(task.writes):
+                yield f"the body of {task.name} has more products than results"
+                return
 
 
 def _cadences(plan: Plan) -> Iterator[str]:

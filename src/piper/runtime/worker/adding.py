@@ -45,17 +45,25 @@ def add_values(task: Add, slots: list[Any], known: Sequence[Slot]) -> Start:
 
 
 def add_to_bucket(
-    task: Add, slots: list[Any], slot: Slot, bucket: Bucket, device: torch.device
+    task: Add,
+    slots: list[Any],
+    slot: Slot,
+    bucket: Bucket,
+    device: torch.device,
+    done: Sequence[bool] = (),
 ) -> Start:
-    """Add gradients where their parameters lie in the bucket, or a part to the rank's part."""
+    """Add gradients where their parameters lie in the bucket, or a part to the rank's part. Those that
+    are `done` were added by the bodies that made them."""
     (total,) = task.sums
     shape_at = dict(parts_of(bucket))
     places: list[Part] = [(0, slot.shape)] * len(task.terms)
     if task.offsets:
         places = [(offset, shape_at[offset]) for offset in task.offsets]
-    found = list(zip(task.terms, places, task.first, strict=True))
-    copied = [(source, place) for source, place, first in found if first]
-    rounds = _rounds([(source, place) for source, place, first in found if not first])
+    done = done or [False] * len(task.terms)
+    found = zip(task.terms, places, task.first, done, strict=True)
+    left = [(source, place, first) for source, place, first, added in found if not added]
+    copied = [(source, place) for source, place, first in left if first]
+    rounds = _rounds([(source, place) for source, place, first in left if not first])
     zeros, fresh = task.zeros, slot.kind == "sum" and task.zeros
     gaps = _gaps(slot.shape[0], [place for _, place in copied])
     stays: list[tuple[Any, list[int], list[Tensor]]] = []
@@ -76,8 +84,8 @@ def add_to_bucket(
         for call, sources, into in stays:
             call(into, [slots[s] for s in sources])
 
-    cut, kept = _cut(slot.shape[0], places)
-    number = dict(zip(dict.fromkeys(sorted(places)), kept, strict=True))
+    cut, kept = _cut(slot.shape[0], [place for _, place, _ in left])
+    number = dict(zip(dict.fromkeys(sorted(place for _, place, _ in left)), kept, strict=True))
     flat_calls = [(c, [(s, number[p]) for s, p in pairs]) for c, pairs in calls]
 
     def start() -> None:
@@ -89,7 +97,7 @@ def add_to_bucket(
         for call, pairs in flat_calls:
             call([pieces[i] for _, i in pairs], [slots[s].view(-1) for s, _ in pairs])
 
-    return start_what_stays if stays else start
+    return start_what_stays if slot.kind == "grad" else start
 
 
 def _gaps(size: int, places: list[Part]) -> list[tuple[int, int]]:

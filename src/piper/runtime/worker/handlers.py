@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from piper.plan.tasks import NO_SLOT, Add, Comm, Fold, Norm, Read, Run, Settle, 
 from piper.plan.types import Bucket
 from piper.runtime.transport.transport import Exchange, Pending
 from piper.runtime.worker.adding import add_to_bucket, add_values, parts_of, views
+from piper.runtime.worker.functions import added_by
 from piper.runtime.worker.update import Piece, Updater, clip_scale
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 Start = Callable[[], Pending | None]
 Handler = Callable[["Worker", Any], Start]
 H = TypeVar("H", bound=Handler)
+ADDED = object()  # in place of a gradient that its body has added to its sum
 HANDLERS: dict[type[Task], Handler] = {}
 
 
@@ -48,9 +51,10 @@ def prepare(worker: Worker, task: Task) -> Start:
 
 @handles(Run)
 def _run(worker: Worker, task: Run) -> Start:
-    function, slots = worker.functions[task.body], worker.slots
-    inputs, outputs = task.inputs, task.outputs
+    function = worker.functions[task.body, added_by(task, worker.summed)]
+    slots, inputs, outputs = worker.slots, task.inputs, task.outputs
     handed = [i for i in task.frees if i in worker.handed]
+    sums = [_sum(worker, i) for i in outputs if i in worker.summed]
 
     def start() -> None:
         given = [slots[i] for i in inputs]
@@ -59,12 +63,35 @@ def _run(worker: Worker, task: Run) -> Start:
         for i, result in zip(outputs, function(given), strict=True):
             slots[i] = result
 
-    return start
+    def start_with_sums() -> None:
+        given = [slots[i] for i in inputs]
+        given += [total() for total in sums]
+        for i in handed:
+            slots[i] = None
+        for i, result in zip(outputs, function(given), strict=True):
+            slots[i] = ADDED if result is None else result
+
+    return start_with_sums if sums else start
+
+
+def _sum(worker: Worker, term: int) -> Callable[[], torch.Tensor]:
+    """Where in its sum a gradient is added, as the gradient's shape."""
+    part, shape = worker.summed[term], worker.me.slots[term].shape
+    end = part.offset + math.prod(shape)
+
+    def total() -> torch.Tensor:
+        found: torch.Tensor = worker.slots[part.sum][part.offset : end].view(shape)
+        return found
+
+    if worker.me.slots[part.sum].kind in STAYING:  # and so does its memory
+        found = total()
+        return lambda: found
+    return total
 
 
 @handles(Fold)
 def _fold(worker: Worker, task: Fold) -> Start:
-    function, slots = worker.functions[task.body], worker.slots
+    function, slots = worker.functions[task.body, ()], worker.slots
     inputs, outputs = task.inputs, task.outputs
 
     def start() -> None:
@@ -83,7 +110,8 @@ def _add(worker: Worker, task: Add) -> Start:
     if slot.bucket < 0 or cast:
         return add_values(task, worker.slots, worker.me.slots)
     bucket = worker.plan.buckets[slot.bucket]
-    return add_to_bucket(task, worker.slots, slot, bucket, worker.device)
+    done = [term in worker.summed for term in task.terms]
+    return add_to_bucket(task, worker.slots, slot, bucket, worker.device, done)
 
 
 @handles(Read)

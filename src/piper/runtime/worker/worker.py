@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from piper.errors import RunError
-from piper.plan.handed_over import handed_over
 from piper.plan.holdings import Holding, held_in, holdings, window
+from piper.plan.local_order import Local
 from piper.plan.memory_use import memory_use
 from piper.plan.slots import MODEL, STAYING, Slot
+from piper.plan.summed_inside import summed_inside
 from piper.plan.tasks import Comm, Update
 from piper.plan.types import Plan, bind
 from piper.runtime.failure.board import STEP, Board
@@ -37,9 +38,10 @@ class Worker:
     """Executes the plan of one rank over a transport.
 
     `slots` holds every tensor; a task is started, finished (if it communicates) and then releases
-    what it frees, but bodies drop what is `handed` over at its last use. `step` does so in the order of
-    the device; the loopback engine in any order that the plan's streams and waits allow. `cells` is
-    where the worker says how far it is.
+    what it frees, but bodies drop what is `handed` over at its last use, and add what is `summed` to
+    its sum instead of leaving it in its slot. `step` does so in the order of the device; the loopback
+    engine in any order that the plan's streams and waits allow. `cells` is where the worker says how
+    far it is.
     A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
     optimizers and steps, too. Otherwise it starts from what is `stored`, in files or in `memory`, or
     what it is `given` of that, and makes the rest.
@@ -65,7 +67,9 @@ class Worker:
         self.me = bind(plan, rank)
         self.holdings = holdings(plan, rank)
         self.use = memory_use(self.me.slots, self.me.tasks)
-        self.handed = handed_over(self.me.tasks, self.me.slots)
+        local = Local(self.me.tasks, self.me.slots)
+        self.handed = local.handed
+        self.summed = summed_inside(local, plan.products, plan.device)
         self.device = torch.device(device)
         self.transport = transport
         self.slots: list[Any] = [None] * len(self.me.slots)
@@ -94,7 +98,9 @@ class Worker:
             self.weights = shares.weights.of(plan, bodies, given)
             self._share_model(shares)
         self._fill_constants(trained)
-        self.functions = body_functions(self.me, bodies, device=device, compile=compile)
+        self.functions = body_functions(
+            self.me, bodies, self.summed, device=device, compile=compile
+        )
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
         self._wide.clear()
         if stored is not None:
