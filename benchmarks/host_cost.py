@@ -19,6 +19,7 @@ from typing import Any
 
 import task_cost
 import torch
+from initial_weights import weights_file
 from torch_ranks import TorchRanks, batches, start
 from torch_variants import SCHEDULES, num_stages, stages_of
 from transformer import Sizes, Transformer, make_batch, step
@@ -62,7 +63,8 @@ def lower(row: str, sizes: Sizes) -> Job:
         strategy = parallel(
             dp=RANKS, zero=int(row[-1]), microbatches=microbatches, reduce_every=often
         )
-    return traced(sizes, stages).apply(strategy).lower(optimizer=piper.adamw(lr=1e-4))
+    program = traced(sizes, stages).apply(strategy)
+    return program.lower(optimizer=piper.adamw(lr=1e-4), weights=weights_file(sizes))
 
 
 @cache
@@ -271,7 +273,7 @@ def main() -> None:
     steps = [HEAD]
     print(HEAD)
     with piper.LocalPool(RANKS) as pool, TorchRanks(RANKS, pinned=True) as ranks:
-        start(ranks, options.sizes, lower("1f1b", options.sizes))
+        start(ranks, options.sizes, weights_file(options.sizes))
         wanted = reference(ranks)
         for row in options.rows.split(","):
             made = lines(measure(row, pool, ranks, wanted, options))

@@ -6,11 +6,11 @@ optimizer and transport, first losses that equal those of one process. `--regime
 float32 masters and reductions on both sides, or bfloat16 alone on both. Sides take turns, step by step
 on a CPU; on a GPU, where they do not fit together, launch by launch. A run leaves out the rows that its
 file has, and starts none after `--seconds`: call it again to go on. Without a GPU, `--device cpu`
-runs a small float32 model over gloo.
+runs a small float32 model over gloo. Of a side that fails, the table says how; its row goes on.
 
-`within` is Piper under the memory that the fastest peer took. `exposed` is communication beside which
-a rank computes nothing, of the rank that has most of it; the `limit` is the larger of what a rank
-computes and what it moves at the best rate seen, in Piper's own recording.
+`within` is Piper under the memory that the fastest peer took, where Piper took more. `exposed` is
+communication beside which a rank computes nothing, of the rank that has most of it; the `limit` is the
+larger of what a rank computes and what it moves at the best rate seen, in Piper's own recording.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Iterator
@@ -28,24 +29,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shared_gpu import LARGE, RANKS, SMALL, PiperSide, TorchSide, check, torch_ranks
+from initial_weights import weights_file
+from peer_sides import BEGIN, Kept, Side, seen, tell
+from shared_gpu import LARGE, RANKS, SMALL, PiperSide, TorchSide, check
 from torch_parallel import REGIMES
-from torch_ranks import TorchRanks, start
 from torch_variants import num_stages
 from transformer import Sizes, Transformer, make_batch, step
 
 import piper
 from piper.api.job import Job
-from piper.errors import CheckError
-from piper.insight.exposed import exposed
-from piper.observe.flows import Place
-from piper.observe.meetings import Meetings
+from piper.errors import PiperError
 
 PRECISION = {"masters": "bf16", "pure": "bf16-pure"}
 MIXED = replace(LARGE, layers=8, microbatches=16, experts=True)
 MIXED_SMALL = replace(SMALL, layers=8, microbatches=16, experts=True)
 BUCKET = "150MiB"
-LARGE_EXCHANGE = 4 << 20  # bytes; of smaller ones latency decides
+FAILURES = (RuntimeError, PiperError)  # of torch's ranks, of Piper
 
 
 @dataclass(frozen=True)
@@ -60,18 +59,28 @@ class Row:
     ranks: int = RANKS
     compile: bool = False
     within: bool = False  # whether Piper also has to do with a peer's memory
+    wanted: float = 1.0  # of the fastest peer's time
 
 
 def _both(zero: int, *peers: str) -> Row:
     options = {"pp": 2, "dp": 2, "zero": zero, "microbatches": 4, "schedule": "1f1b"}
-    return Row(f"PP2 x DP2 ZeRO-{zero}", options, peers, stages=2, within=True)
+    wanted = 0.7 if zero == 3 else 0.75
+    return Row(f"PP2 x DP2 ZeRO-{zero}", options, peers, stages=2, within=True, wanted=wanted)
 
 
 def _experts(schedule: str) -> Row:
     options = {"pp": 2, "dp": 2, "ep": 2, "microbatches": 8, "schedule": schedule}
     return Row(
         f"experts PP2 x EP2 {schedule}", options, (f"experts:{schedule}",),
-        stages=num_stages(schedule, 2), experts=True,
+        stages=num_stages(schedule, 2), experts=True, wanted=0.95 if schedule == "1f1b" else 0.8,
+    )  # fmt: skip
+
+
+def _pipeline(schedule: str) -> Row:
+    options = {"pp": RANKS, "microbatches": 8, "schedule": schedule}
+    return Row(
+        f"PP4 {schedule}, compiled", options, (f"pp:{schedule}",),
+        stages=num_stages(schedule, RANKS), compile=True,
     )  # fmt: skip
 
 
@@ -81,12 +90,13 @@ ROWS = (
     Row("DP4", {"dp": 4, "microbatches": 2}, ("ddp",)),
     Row(
         "DP4 ZeRO-3", {"dp": 4, "zero": 3, "bucket_size": BUCKET, "microbatches": 2}, ("fsdp2",),
-        within=True,
+        within=True, wanted=0.85,
     ),
     _both(1, "pp_fsdp2_whole"),
     _both(2, "pp_fsdp2_whole", "pp_fsdp2"),
     _both(3, "pp_fsdp2"),
     *(_experts(schedule) for schedule in ("1f1b", "interleaved_1f1b", "dualpipev")),
+    *(_pipeline(schedule) for schedule in ("1f1b", "zbv", "dualpipev")),
 )  # fmt: skip
 
 
@@ -102,6 +112,12 @@ class Options:
     sizes: Sizes = LARGE  # of the row under way
 
 
+def options_of(row: Row, regime: str, options: Options) -> Options:
+    """With what the row wants."""
+    sizes = sizes_of(row, regime, options)
+    return replace(options, sizes=sizes, compile=options.compile or row.compile)
+
+
 def sizes_of(row: Row, regime: str, options: Options) -> Sizes:
     small = options.device == "cpu"
     found = (MIXED_SMALL if small else MIXED) if row.experts else (SMALL if small else LARGE)
@@ -114,6 +130,10 @@ def traced(sizes: Sizes, stages: int) -> piper.Program:
     return piper.trace(lambda: Transformer(written, stages), make_batch(written), step)
 
 
+def weights(options: Options) -> str:
+    return weights_file(replace(options.sizes, dtype="float32"))
+
+
 def lower(row: Row, regime: str, options: Options, limit: float | None = None) -> Job:
     cuda = options.device == "cuda"
     program = traced(options.sizes, row.stages).apply(piper.strategies.parallel(**row.strategy))
@@ -122,128 +142,139 @@ def lower(row: Row, regime: str, options: Options, limit: float | None = None) -
         device=options.device,
         precision=PRECISION[regime] if cuda else None,
         memory_limit=None if limit is None else int(limit),
+        weights=weights(options),
     )
 
 
-def one_process(row: Row, job: Job, options: Options) -> float:
-    """The first loss of the plain loop."""
-    with TorchRanks(1, device=options.device) as ranks:
-        start(ranks, options.sizes, job)
-        ranks.ask("plain", "plain", False)
-        (loss,), _ = ranks.steps("plain", 1)
-    return loss
+def first_loss(row: Row, regime: str, options: Options, kept: Kept, losses: Any) -> float:
+    """That of one process; once per model and regime."""
+    key = f"{options.sizes}@{regime}"
+    if key not in losses:
+        tell(f"{row.name}, {regime}: one process")
+        kept.use(row.ranks, options.sizes, weights(options))
+        losses[key] = kept.first_loss()
+    return losses[key]
 
 
-def measure(row: Row, regime: str, options: Options) -> dict[str, Any]:
-    """Piper and the row's peers in turn."""
-    options = replace(
-        options, sizes=sizes_of(row, regime, options), compile=options.compile or row.compile
-    )
-    job = lower(row, regime, options)
-    wanted = one_process(row, job, options)
-    cuda = options.device == "cuda"
-    names = [*(f"{peer}@{regime}" for peer in row.peers), "piper"]
-    names += ["within"] if row.within and cuda else []
-    found: dict[str, Any] = {
-        "row": row.name, "regime": regime, "loss": wanted, "summary": job.summary(),
-        "sides": {name: {"ms": [], "peak": 0.0} for name in names},
-    }  # fmt: skip
-    with contextlib.ExitStack() as stack:
-        ranks = stack.enter_context(torch_ranks(options, row.ranks))
-        start(ranks, options.sizes, job)
-        pool = piper.LocalPool(
-            row.ranks, device=options.device, ranks_per_gpu=row.ranks if cuda else 1
-        )
-        stack.enter_context(pool)
+class Failed(Exception):
+    """A side has: its record says how, and all processes have ended."""
 
-        @contextlib.contextmanager
-        def side(name: str) -> Iterator[PiperSide | TorchSide]:
-            made: PiperSide | TorchSide
-            if name == "piper":
-                made = PiperSide(job, pool, options)
-            elif name == "within":
-                made = PiperSide(_within(row, regime, options, found), pool, options)
-            else:
-                made = TorchSide(ranks, name, options)
-            try:
-                (first,), _ = made.steps(1)
-                check(f"{row.name}, {name}", first, wanted, options)
-                made.steps(options.warmup - 1)
-                yield made
-            finally:
-                made.close()
 
-        def end(name: str, made: PiperSide | TorchSide) -> None:
-            seen = found["sides"][name]
-            seen["peak"] = max(seen["peak"], *made.peaks())
-            seen |= _recorded(made) if isinstance(made, PiperSide) else made.exposed()
+class Turns:
+    """The sides of a row under way, and what was found of each by its name."""
 
-        if cuda:
-            for _ in range(options.rounds):
-                for name in names:
-                    try:
-                        with side(name) as made:
-                            found["sides"][name]["ms"] += made.steps(options.steps)[1]
-                            end(name, made)
-                    except CheckError as error:  # it does not fit into the peer's memory
-                        found["sides"][name]["refused"] = str(error)
+    def __init__(self, row: Row, regime: str, options: Options, kept: Kept, loss: float) -> None:
+        self.row, self.regime, self.options, self.kept, self.loss = row, regime, options, kept, loss
+        self.jobs: dict[str, Job] = {}  # of Piper's sides
+        self.sides: dict[str, dict[str, Any]] = {}
+        self.found = {"row": row.name, "regime": regime, "loss": loss, "sides": self.sides}
+
+    def run(self) -> dict[str, Any]:
+        """Piper and the row's peers in turn."""
+        options = self.options
+        names = [*(f"{peer}@{self.regime}" for peer in self.row.peers), "piper"]
+        for name in names:
+            self.sides[name] = {"ms": [], "peak": 0.0}
+        if options.device == "cpu":
+            self._take(names, turns=options.rounds * options.steps, steps=1)
+            return self.found
+        for number in range(options.rounds):
+            for name in names:
+                self._take([name], turns=1, steps=options.steps)
+            if number == 0 and self.row.within and self._add_within():
+                names.append("within")
+                self._take(["within"], turns=1, steps=options.steps)
+        return self.found
+
+    def _take(self, names: list[str], *, turns: int, steps: int) -> None:
+        """Steps of some sides in turn. When one fails, the others begin again without it."""
+        names = [name for name in names if "failed" not in self.sides[name]]
+        if not names:
+            return
+        self.kept.use(self.row.ranks, self.options.sizes, weights(self.options))
+        made: dict[str, Side] = {}
+        times: dict[str, list[float]] = {name: [] for name in names}
+        more: dict[str, dict[str, Any]] = {}
+        try:
+            for name in names:
+                with self._attempt(name):
+                    made[name] = self._made(name)
+            for name in names * turns:
+                with self._attempt(name):
+                    times[name] += made[name].steps(steps)[1]
+            for name in names:
+                with self._attempt(name):
+                    more[name] = seen(made[name])
+        except Failed:
+            self._take(names, turns=turns, steps=steps)
+            return
+        for name in names:
+            self._note(name, times[name], **more[name])
+        try:
+            for side in made.values():
+                side.close()
+        except FAILURES:
+            self.kept.close()
+
+    @contextlib.contextmanager
+    def _attempt(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            self.sides[name]["failed"] = str(error).partition("\n")[0]
+            self._tell(f"{name} failed: {error}")
+            self.kept.close()
+            raise Failed from error
+
+    def _made(self, name: str) -> Side:
+        """A side that is warm, and whose first loss is right."""
+        made: Side
+        if "@" in name:
+            ranks = self.kept.torch(compiles=self.options.compile)
+            begin = time.monotonic()
+            made = TorchSide(ranks, name, self.options)
         else:
-            sides = {name: stack.enter_context(side(name)) for name in names}
-            for _ in range(options.rounds * options.steps):
-                for name, made in sides.items():
-                    found["sides"][name]["ms"] += made.steps(1)[1]
-            for name, made in sides.items():
-                end(name, made)
-    return found
+            job, pool = self._job(name), self.kept.pool()
+            begin = time.monotonic()
+            made = PiperSide(job, pool, self.options)
+        (first,), _ = made.steps(1)
+        self.sides[name].setdefault("start_s", time.monotonic() - begin)
+        check(f"{self.row.name}, {name}", first, self.loss, self.options)
+        made.steps(self.options.warmup - 1)
+        return made
 
+    def _job(self, name: str) -> Job:
+        if name not in self.jobs:
+            self._tell("lowering")
+            self.jobs[name] = lower(self.row, self.regime, self.options)
+            self.found["summary"] = self.jobs[name].summary()
+        return self.jobs[name]
 
-def _within(row: Row, regime: str, options: Options, found: dict[str, Any]) -> Job:
-    """Piper's plan for the memory that the fastest peer took so far."""
-    peers = [found["sides"][f"{peer}@{regime}"] for peer in row.peers]
-    fastest = min(peers, key=lambda side: statistics.median(side["ms"]))
-    job = lower(row, regime, options, limit=fastest["peak"])
-    found["within"] = {"limit": fastest["peak"], "summary": job.summary()}
-    return job
+    def _add_within(self) -> bool:
+        """Whether Piper has a plan for the memory that the fastest peer took, which took less."""
+        mine = self.sides["piper"]
+        peers = [s for name, s in self.sides.items() if "@" in name and "failed" not in s]
+        if "failed" in mine or not peers:
+            return False
+        limit = min(peers, key=lambda side: statistics.median(side["ms"]))["peak"]
+        if mine["peak"] <= limit:
+            return False
+        self.sides["within"] = {"ms": [], "peak": 0.0}
+        try:
+            job = self.jobs["within"] = lower(self.row, self.regime, self.options, limit=limit)
+        except PiperError as error:
+            self.sides["within"]["refused"] = str(error)
+            return False
+        self.found["within"] = {"limit": limit, "summary": job.summary()}
+        return True
 
+    def _note(self, name: str, times: list[float], peak: float, **more: Any) -> None:
+        side = self.sides[name]
+        side |= {"ms": side["ms"] + times, "peak": max(side["peak"], peak), **more}
+        self._tell(f"{name.partition('@')[0]} {statistics.median(times):.0f} ms")
 
-def _recorded(side: PiperSide) -> dict[str, float]:
-    """Of recorded steps: communication on the rank where most of it is exposed, and how much is, ms; and
-    the least that a step could take."""
-    recording = side.run.record(2)
-    side.steps(2)
-    timeline = recording.timeline
-    last = Meetings(timeline, len(timeline.steps) - 1)
-    rows = exposed(last)
-    return {
-        "communication_ms": 1e3 * sum(row.seconds for row in rows),
-        "exposed_ms": 1e3 * sum(row.exposed for row in rows),
-        "exchange_hidden": _hidden([row for row in rows if row.kind == "all_to_all"]),
-        "limit_ms": 1e3 * _limit(last),
-    }
-
-
-def _limit(last: Meetings) -> float:
-    """Of the busiest rank: what it computes, or what it moves at the best rate of a large exchange."""
-    computed, moved, rate = 0.0, 0, 0.0
-    for number, track in enumerate(last.timeline.tracks):
-        seconds, nbytes = 0.0, 0
-        for span in last.spans[number]:
-            label = track.labels[track.which[span]]
-            if not label.communicates:
-                seconds += track.end[span] - track.start[span]
-                continue
-            place = Place(number, span)
-            took = last.ended(place) - last.began(place)
-            nbytes += label.nbytes
-            if label.nbytes >= LARGE_EXCHANGE and took > 0:
-                rate = max(rate, label.nbytes / took)
-        computed, moved = max(computed, seconds), max(moved, nbytes)
-    return max(computed, moved / rate if rate else 0.0)
-
-
-def _hidden(rows: list[Any]) -> float:
-    seconds = sum(row.seconds for row in rows)
-    return 1 - sum(row.exposed for row in rows) / seconds if seconds else 1.0
+    def _tell(self, text: str) -> None:
+        tell(f"{self.row.name}, {self.regime}: {text}")
 
 
 HEAD = (
@@ -253,19 +284,23 @@ HEAD = (
 
 
 def lines(found: dict[str, Any], tokens: int) -> Iterator[str]:
-    mine = statistics.median(found["sides"]["piper"]["ms"])
+    piper = found["sides"]["piper"]
+    mine = None if "failed" in piper else statistics.median(piper["ms"])
     for name, side in found["sides"].items():
-        if not side["ms"]:
-            yield f"| {found['row']} | {name} | {side['refused'].splitlines()[0]} | | | | | | |"
+        head = f"| {found['row']} | {name.partition('@')[0]} |"
+        if "failed" in side or "refused" in side:
+            why = f"failed: {side['failed']}" if "failed" in side else side["refused"]
+            yield f"{head} {why.splitlines()[0]} | | | | | | |"
             continue
         middle = statistics.median(side["ms"])
+        ratio = "" if mine is None else f"{mine / middle:.3f}"
         bare, least = (
             f"{side[key]:.0f} ms" if key in side else "" for key in ("exposed_ms", "limit_ms")
         )
         yield (
-            f"| {found['row']} | {name.partition('@')[0]} | {middle:.0f} "
+            f"{head} {middle:.0f} "
             f"| {min(side['ms']):.0f} to {max(side['ms']):.0f} | {1e3 * tokens / middle:,.0f} "
-            f"| {side['peak'] / 2**30:.2f} GiB | {bare} | {least} | {mine / middle:.3f} |"
+            f"| {side['peak'] / 2**30:.2f} GiB | {bare} | {least} | {ratio} |"
         )
 
 
@@ -286,36 +321,55 @@ def table(found: dict[str, Any], options: Options) -> str:
 def arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--rows", default="", help="names that contain this")
+    parser.add_argument("--rows", default="", help="names or parts of them, as in A,B")
     parser.add_argument("--regimes", default=",".join(REGIMES))
     parser.add_argument("--steps", type=int, default=4, help="of a round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--json", default="peers.json", metavar="FILE", help="goes on from it")
+    parser.add_argument("--page", nargs="+", metavar="FILE", help="only make docs/peers.md")
     parser.add_argument("--seconds", type=float, default=480, help="start no row after them")
     return parser.parse_args()
 
 
+def chosen(asked: str) -> list[Row]:
+    """Rows by their names, or by parts of names that are none."""
+    known = {row.name for row in ROWS}
+    parts = re.split(r",(?! )", asked)  # names have commas, too
+    return [
+        row
+        for row in ROWS
+        if any(part == row.name if part in known else part in row.name for part in parts)
+    ]
+
+
 def main() -> None:
-    begin = time.monotonic()
     asked = arguments()
     options = Options(asked.device, asked.steps, asked.warmup, asked.compile, asked.rounds)
+    if asked.page:
+        from peers_page import write
+
+        write(asked.page, options)
+        return
     found: dict[str, Any] = {"rows": {}}
     if os.path.exists(asked.json):
         found = json.loads(Path(asked.json).read_text())
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     found |= {"torch": torch.__version__, "device": name, "compile": options.compile}
-    for regime in asked.regimes.split(","):
-        for row in ROWS:
+    losses = found.setdefault("losses", {})
+    pairs = [(regime, row) for regime in asked.regimes.split(",") for row in chosen(asked.rows)]
+    with Kept(options.device) as kept:
+        for regime, row in sorted(pairs, key=lambda pair: pair[1].ranks):
             key = f"{row.name}@{regime}"
-            late = time.monotonic() - begin > asked.seconds
-            if asked.rows not in row.name or key in found["rows"] or late:
+            if key in found["rows"] or time.monotonic() - BEGIN > asked.seconds:
                 continue
-            found["rows"][key] = measure(row, regime, options)
+            mine = options_of(row, regime, options)
+            loss = first_loss(row, regime, mine, kept, losses)
             Path(asked.json).write_text(json.dumps(found, indent=1))
-            left = list(lines(found["rows"][key], 1))
-            print("\n".join(left), flush=True)
+            found["rows"][key] = Turns(row, regime, mine, kept, loss).run()
+            Path(asked.json).write_text(json.dumps(found, indent=1))
+            print("\n".join(lines(found["rows"][key], 1)), flush=True)
     print(f"torch {found['torch']}, {found['device']}\n\n{table(found, options)}")
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch_ranks import TorchRanks, batches, start
+from initial_weights import weights_file
+from torch_ranks import ANSWER_SECONDS, TorchRanks, batches, start
 from torch_variants import SCHEDULES, num_stages
 from transformer import Batch, Sizes, Transformer, make_batch, step
 
@@ -49,7 +50,9 @@ def lower(schedule: str, options: Any) -> Job:
         pp=RANKS, schedule=schedule, microbatches=sizes.microbatches
     )
     program = traced(sizes, num_stages(schedule, RANKS)).apply(strategy)
-    return program.lower(optimizer=piper.adamw(lr=1e-4, **fused), device=options.device)
+    return program.lower(
+        optimizer=piper.adamw(lr=1e-4, **fused), device=options.device, weights=weights_file(sizes)
+    )
 
 
 @cache
@@ -93,7 +96,8 @@ class TorchSide:
     def __init__(self, ranks: TorchRanks, schedule: str, options: Any) -> None:
         self.ranks, self.name = ranks, schedule
         ranks.ask("memory")
-        ranks.ask("make", schedule, options.compile and schedule not in SPLITS)
+        split = any(name in schedule for name in SPLITS)
+        ranks.ask("make", schedule, options.compile and not split)
 
     def steps(self, num: int) -> tuple[list[float], list[float]]:
         return self.ranks.steps(self.name, num)
@@ -121,7 +125,7 @@ def measure(schedule: str, wanted: float, options: Any) -> dict[str, Any]:
     shared = RANKS if options.device == "cuda" else 1
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(torch_ranks(options))
-        start(ranks, options.sizes, job)
+        start(ranks, options.sizes, weights_file(options.sizes))
         pool = piper.LocalPool(RANKS, device=options.device, ranks_per_gpu=shared)
         stack.enter_context(pool)
         sides: dict[str, PiperSide | TorchSide] = {}
@@ -160,7 +164,7 @@ def one_process(options: Any) -> dict[str, Any]:
     """The plain loop in one process that owns the whole GPU, eager and with --compile compiled."""
     found: dict[str, Any] = {}
     with TorchRanks(1, device=options.device) as ranks:
-        start(ranks, options.sizes, lower("1f1b", options))
+        start(ranks, options.sizes, weights_file(options.sizes))
         for name in ("eager", "compiled") if options.compile else ("eager",):
             ranks.ask("plain", name, name == "compiled")
             losses, _ = ranks.steps(name, options.warmup)
@@ -171,19 +175,23 @@ def one_process(options: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def torch_ranks(options: Any, num: int = RANKS) -> Iterator[TorchRanks]:
+def torch_ranks(
+    options: Any, num: int = RANKS, *, patience: float = ANSWER_SECONDS
+) -> Iterator[TorchRanks]:
     """The processes of torch's side; on a GPU each is a client of MPS and a host of its own to NCCL."""
     with contextlib.ExitStack() as stack:
         env: list[dict[str, str]] = [{} for _ in range(num)]
         if options.device == "cuda":
             mps = stack.enter_context(Mps())
+            added = mps.env().keys() - os.environ.keys()
             os.environ.update(mps.env())  # so that Piper's launcher uses this daemon too
-            stack.callback(lambda: [os.environ.pop(name) for name in mps.env()])
+            stack.callback(lambda: [os.environ.pop(name) for name in added])
             env = [
                 {**mps.env(percentage=100 / num), "NCCL_HOSTID": f"host{rank}"}
                 for rank in range(num)
             ]
-        yield stack.enter_context(TorchRanks(num, device=options.device, env=env))
+        made = TorchRanks(num, device=options.device, env=env, patience=patience)
+        yield stack.enter_context(made)
 
 
 HEAD = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,13 +15,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch_variants import SCHEDULES, Ranked, Step, data_parallel, num_stages, stages_of
+from torch_variants import SCHEDULES, Ranked, Step, data_parallel, num_stages, pipeline, stages_of
 from transformer import Batch, ExpertLayer, Stage, loss_of
 
 import piper
 
 REGIMES = ("masters", "pure")
 LOWEST = torch.bfloat16
+
+
+@cache
+def mesh_of(device: str, **axes: int) -> DeviceMesh:
+    """Made once in a process, as its communicators stay."""
+    return init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+@cache
+def group_of(*groups: tuple[int, ...]) -> Any:
+    """The one that this rank is in; made once, too."""
+    made = [dist.new_group(list(ranks)) for ranks in groups]
+    return next(m for m, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks)
 
 
 def computing(ranked: Ranked, regime: str) -> AbstractContextManager[Any]:
@@ -52,7 +66,8 @@ def alone(ranked: Ranked, regime: str) -> Step:
 
 def ddp(ranked: Ranked, regime: str) -> Step:
     def wrap(model: nn.Module) -> nn.Module:
-        return nn.parallel.DistributedDataParallel(Casting(model, ranked, regime))
+        casting = Casting(model, ranked, regime)
+        return nn.parallel.DistributedDataParallel(casting, gradient_as_bucket_view=True)
 
     return data_parallel(ranked, wrap, sync=False)
 
@@ -71,7 +86,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, ranked: Ranked, regime: str, **op
 
 def fsdp2(ranked: Ranked, regime: str) -> Step:
     """Reduces after each backward, as it does unless it is told otherwise."""
-    mesh = init_device_mesh(ranked.device.type, (ranked.num_ranks,))
+    mesh = mesh_of(ranked.device.type, dp=ranked.num_ranks)
 
     def wrap(model: nn.Module) -> nn.Module:
         shard(model, mesh, ranked, regime)
@@ -93,7 +108,7 @@ def pipelined(
     total = num_stages(schedule, 2)
     numbers = stages_of(schedule, rank, 2)
     modules = [make(number, total) for number in numbers]
-    group = [dist.new_group([side, 2 + side]) for side in range(2)][other]
+    group = group_of((0, 2), (1, 3))
     stages = [
         pipelining.PipelineStage(
             ranked.maybe_compiled(m), number, total, ranked.device, group=group
@@ -125,7 +140,7 @@ def pipelined(
 def pp_fsdp2(ranked: Ranked, regime: str, *, reshard: bool) -> Step:
     """1F1B over two stages, each sharded over two ranks. The pipeline's runtime reduces gradients once,
     after the last backward."""
-    mesh = init_device_mesh(ranked.device.type, (2, 2), mesh_dim_names=("pp", "dp"))
+    mesh = mesh_of(ranked.device.type, pp=2, dp=2)
 
     def make(number: int, total: int) -> nn.Module:
         module = ranked.stage(number, total)
@@ -200,8 +215,7 @@ class SharedExpertLayer(ExpertLayer):
 def experts(schedule: str, ranked: Ranked, regime: str) -> Step:
     """A pipeline over two stages whose experts two ranks share; the rest is reduced after the last
     backward, in one all_reduce a parameter."""
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    group = pairs[ranked.rank // 2]
+    group = group_of((0, 1), (2, 3))
     dense: list[nn.Parameter] = []
     owned: list[nn.Parameter] = []
 
@@ -230,8 +244,12 @@ def _with_gradient(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def make_parallel(name: str, ranked: Ranked) -> Step:
-    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole, or experts: and a schedule."""
+    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole, or pp: or experts: and
+    a schedule."""
     variant, _, regime = name.partition("@")
+    if variant.startswith("pp:"):
+        schedule = variant.partition(":")[2]
+        return pipeline(schedule, ranked, lambda module: Casting(module, ranked, regime))
     if variant.startswith("experts:"):
         return experts(variant.partition(":")[2], ranked, regime)
     if variant.startswith("pp_fsdp2"):

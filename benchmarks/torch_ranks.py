@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from initial_weights import load_weights
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch_variants import Ranked, Step, alone, make, plain
 from transformer import Batch, Sizes, make_batch
 
-from piper.api.job import Job
 from piper.bodies.leaves import batch_leaves
 from piper.insight.use_of_time import length, union
 from piper.plan.types import bind, plan_from_json
@@ -33,11 +32,11 @@ from piper.runtime.launch.pickles import receive, send
 from piper.runtime.launch.shares import share_of
 from piper.runtime.transport.null import NullTransport
 from piper.runtime.worker.torch_trace import profiled
-from piper.runtime.worker.weights import initial_value
 from piper.runtime.worker.worker import Worker
 
 ANSWER_SECONDS = 300
 GRACE_SECONDS = 5  # for the others, when one has failed
+END_SECONDS = (10, 3)  # for all processes together, before and after a failure
 BATCHES = 4  # distinct batches, used in turn
 
 
@@ -53,12 +52,14 @@ def _mean(losses: list[float]) -> float:
 
 class TorchRanks:
     """The driver's end of some processes; `env` is what each has beside ours, and `pinned` ones have a
-    core each."""
+    core each. An answer that takes longer than `patience` seconds is a failure."""
 
     def __init__(
         self, num_ranks: int, *, device: str = "cpu", env: list[dict[str, str]] | None = None,
-        pinned: bool = False,
+        pinned: bool = False, patience: float = ANSWER_SECONDS,
     ) -> None:  # fmt: skip
+        self.patience = patience
+        self.failed = False  # whether a rank has: others may wait for it for ever
         self.processes: list[subprocess.Popen[bytes]] = []
         self.connections: list[Connection] = []
         self.folder = tempfile.TemporaryDirectory(prefix="piper-bench-")
@@ -77,7 +78,8 @@ class TorchRanks:
                     device,
                     core,
                 ]
-                more = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "BENCH_KEY": key.hex()}
+                more = {"OMP_NUM_THREADS": "1", "BENCH_KEY": key.hex()}
+                more |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
                 more |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
                 more |= env[rank] if env else {}
                 self.processes.append(subprocess.Popen(command, env={**os.environ, **more}))
@@ -104,24 +106,32 @@ class TorchRanks:
         """All answers; an error of a rank is raised here, with its text."""
         chosen = [self.connections[r] for r in ranks] if ranks else self.connections
         for connection in chosen:
-            send(connection, (name, arguments))
+            with contextlib.suppress(ConnectionError):  # its end is seen when answers come in
+                send(connection, (name, arguments))
         answers: dict[Connection, Any] = {}
         failed = ""
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + self.patience
         while len(answers) < len(chosen):
             waiting = [connection for connection in chosen if connection not in answers]
             ready = wait(waiting, max(0.0, deadline - time.monotonic()))
             if not ready:
-                late = [chosen.index(connection) for connection in waiting]
+                late = [self.connections.index(connection) for connection in waiting]
                 failed = failed or f"torch ranks {late} did not answer {name} {arguments[:1]}"
                 break
             for connection in ready:
-                error, answers[connection] = receive(connection)
+                error, answers[connection] = self._answer(connection)
                 if error is not None and not failed:  # others may wait for this one for ever
                     failed, deadline = error, time.monotonic() + GRACE_SECONDS
         if failed:
+            self.failed = True
             raise RuntimeError(failed)
         return [answers[connection] for connection in chosen]
+
+    def _answer(self, connection: Connection) -> tuple[str | None, Any]:
+        try:
+            return receive(connection)
+        except (EOFError, ConnectionError):
+            return f"torch rank {self.connections.index(connection)} has ended", None
 
     def steps(
         self, name: str, num: int, ranks: list[int] | None = None
@@ -138,12 +148,15 @@ class TorchRanks:
             with contextlib.suppress(OSError):
                 send(connection, ("close", ()))
             connection.close()
+        seconds = END_SECONDS[self.failed] if self.connections else 0.1
+        deadline = time.monotonic() + seconds
         for process in self.processes:
-            try:
-                process.wait(10 if self.connections else 0.1)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
         self.folder.cleanup()
 
     def __enter__(self) -> TorchRanks:
@@ -153,20 +166,6 @@ class TorchRanks:
         self.close()
 
 
-def weights_of(job: Job) -> tuple[Any, ...]:
-    """What a rank needs to make the job's initial weights by itself."""
-    tensors = job.plan.tensors
-    return tensors, {t.init: job.bodies[t.init] for t in tensors.values()}, job.plan.seed
-
-
-def load_weights(module: nn.Module, weights: tuple[Any, ...]) -> nn.Module:
-    tensors, bodies, seed = weights
-    with torch.no_grad():
-        for name, param in module.named_parameters():
-            param.copy_(initial_value(tensors[name], bodies, seed=seed))
-    return module
-
-
 class Rank:
     """One process; its methods are what the driver can ask."""
 
@@ -174,13 +173,15 @@ class Rank:
         self.device = torch.device(device)
         self.variants: dict[str, Step] = {}
         self.taken: dict[str, int] = {}
+        self.compiles = False
 
-    def sizes(self, sizes: Mapping[str, Any], weights: tuple[Any, ...]) -> None:
+    def sizes(self, sizes: Mapping[str, Any], weights: str) -> None:
         self.size = Sizes(**sizes)
         self.weights = weights
         self.batches = batches(self.size, self.device)
 
     def ranked(self, compiled: bool) -> Ranked:
+        self.compiles |= compiled
         load = lambda module: load_weights(module, self.weights)  # noqa: E731
         return Ranked(self.size, load, self.device, compiled=compiled)
 
@@ -252,6 +253,8 @@ class Rank:
 
     def drop(self, name: str) -> None:
         del self.variants[name], self.taken[name]
+        if self.compiles and not self.variants:
+            torch.compiler.reset()  # of one function it keeps a few versions only
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -259,6 +262,14 @@ class Rank:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+def _load_optimizer() -> None:
+    """A kernel that is loaded beside communication may wait for it, and it for the kernel."""
+    for dtype in (torch.float32, torch.bfloat16):
+        param = torch.zeros(1, dtype=dtype, device="cuda", requires_grad=True)
+        param.grad = torch.zeros_like(param)
+        torch.optim.AdamW([param], fused=True).step()
 
 
 def main(rank: int, num_ranks: int, address: str, device: str, core: str) -> None:
@@ -269,6 +280,7 @@ def main(rank: int, num_ranks: int, address: str, device: str, core: str) -> Non
     send(connection, rank)
     if device == "cuda":
         torch.cuda.set_device(0)
+        _load_optimizer()
     store = f"file://{os.path.dirname(address)}/store"
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=num_ranks)
@@ -289,9 +301,9 @@ def main(rank: int, num_ranks: int, address: str, device: str, core: str) -> Non
         dist.destroy_process_group()
 
 
-def start(ranks: TorchRanks, sizes: Sizes, job: Job) -> None:
-    """Tell all ranks the model and its initial weights."""
-    ranks.ask("sizes", asdict(sizes), weights_of(job))
+def start(ranks: TorchRanks, sizes: Sizes, weights: str) -> None:
+    """Tell all ranks the model and the file of its initial weights."""
+    ranks.ask("sizes", asdict(sizes), weights)
 
 
 if __name__ == "__main__":

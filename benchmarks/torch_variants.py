@@ -65,11 +65,11 @@ class Ranked:
         return torch.optim.AdamW(params, lr=1e-4, **fused)
 
 
-def pipeline(schedule: str, ranked: Ranked) -> Step:
+def pipeline(schedule: str, ranked: Ranked, wrap: Load = lambda module: module) -> Step:
     """A schedule of torch.distributed.pipelining over hand-made stages."""
     rank, total = ranked.rank, num_stages(schedule, ranked.num_ranks)
     numbers = stages_of(schedule, rank, ranked.num_ranks)
-    modules = [ranked.stage(number, total) for number in numbers]
+    modules = [wrap(ranked.stage(number, total)) for number in numbers]
     optimizer = ranked.optimizer([p for module in modules for p in module.parameters()])
     stages = [
         pipelining.PipelineStage(ranked.maybe_compiled(m), number, total, ranked.device)

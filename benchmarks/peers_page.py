@@ -1,0 +1,49 @@
+"""docs/peers.md, from the files of peers.py."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from peers import ROWS, Options, table
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def write(files: list[str], options: Options) -> None:
+    about = (DOCS / "peers.in.md").read_text()
+    parts = []
+    for name in files:
+        found = json.loads(Path(name).read_text())
+        parts.append(f"torch {found['torch']}, {found['device']}.\n\n{table(found, options)}")
+        parts.append("\n".join(verdicts(found)))
+    made = "Made by `python benchmarks/peers.py --page FILES` from files of `--json`."
+    page = about.replace("{{tables}}", "\n\n".join(parts))
+    (DOCS / "peers.md").write_text(f"{page.rstrip()}\n\n{made}\n")
+
+
+def verdicts(found: dict[str, Any]) -> Iterator[str]:
+    """Of each row: Piper beside its fastest peer, and whether that is what is wanted."""
+    for each in found["rows"].values():
+        row = next(row for row in ROWS if row.name == each["row"])
+        sides = {name: side for name, side in each["sides"].items() if side["ms"]}
+        peers = [(_middle(side), name) for name, side in sides.items() if "@" in name]
+        if "piper" not in sides or not peers:
+            yield f"- {row.name}: **not measured**"
+            continue
+        fastest, name = min(peers)
+        ratio = _middle(sides["piper"]) / fastest
+        mine, other = (sides[side]["peak"] / 2**30 for side in ("piper", name))
+        missed = ["time"] * (ratio > row.wanted) + ["memory"] * (mine > other)
+        verdict = f"**missed** ({' and '.join(missed)})" if missed else "reached"
+        yield (
+            f"- {row.name}: {ratio:.2f} of {name.partition('@')[0]}, wanted {row.wanted:g}; "
+            f"{mine:.1f} beside {other:.1f} GiB: {verdict}"
+        )
+
+
+def _middle(side: dict[str, Any]) -> float:
+    return statistics.median(side["ms"])
