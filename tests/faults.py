@@ -12,7 +12,7 @@ from piper.check import World, compressed, expanded
 from piper.check.proofs.limit import peaks
 from piper.ir.communication import COMMUNICATION
 from piper.plan.memory_use import memory_use
-from piper.plan.slots import STAYING
+from piper.plan.slots import LINGERING, STAYING, SUMS
 from piper.plan.tasks import Add, Task
 from piper.plan.types import Plan, RankClass
 from tests.tasks import with_slots
@@ -160,7 +160,7 @@ def doubled_free(plan: Plan) -> Iterator[Fault]:
 def freed_what_stays(plan: Plan) -> Iterator[Fault]:
     for number, part, index, task in each(plan):
         for slot in task.reads:
-            if part.slots[slot].kind in STAYING and part.slots[slot].base < 0:
+            if part.slots[slot].kind in STAYING | LINGERING and part.slots[slot].base < 0:
                 changes = changed(plan, number, index, frees=(*task.frees, slot))
                 yield fault(changes, "memory", task.name)
 
@@ -391,6 +391,10 @@ def late_add(plan: Plan) -> Iterator[Fault]:
         )
         waits = tuple(sorted({*add.waits, place - 1}))
         tasks[place] = msgspec.structs.replace(add, waits=waits, frees=(*add.frees, *sums))
+        shows = {i for i, slot in enumerate(part.slots) if slot.base == task.reads[0]}
+        for i, t in enumerate(tasks[place + 1 :], start=place + 1):  # nobody races with it
+            if shows.intersection(t.reads):
+                tasks[i] = msgspec.structs.replace(t, waits=tuple(sorted({*t.waits, place})))
         yield fault(with_tasks(plan, number, tasks), "updates", part.tasks[last].name)
 
 
@@ -471,7 +475,7 @@ def early_read(plan: Plan) -> Iterator[Fault]:
         for index, task in enumerate(part.tasks):
             later = part.tasks[index + 1].writes if index + 1 < len(part.tasks) else ()
             for slot in later:
-                fresh = part.slots[slot].kind in ("temp", "sum", "gathered", "host")
+                fresh = part.slots[slot].kind in ("temp", *SUMS, "gathered", "host")
                 written = any(slot in t.writes for t in part.tasks[: index + 1])
                 if task.kind == "run" and fresh and not written:
                     inputs = (*task.inputs, slot)

@@ -17,6 +17,7 @@ from piper.errors import AxisError, CheckError
 from piper.ir.nodes import ONCE
 from piper.plan.cadence import Cadence
 from piper.plan.report.volume import communication
+from piper.plan.slots import SUMS
 from piper.plan.tasks import Add, scatters
 from piper.plan.types import Plan, plan_from_json
 from piper.strategies import parallel
@@ -108,7 +109,7 @@ def test_no_sum_starts_while_two_others_wait_for_their_reduction(every: int) -> 
                 whole.append(index)
                 begun.discard(task.source)
             for slot in task.sums if isinstance(task, Add) else ():
-                if party.slots[slot].kind == "sum" and party.slots[slot].bucket >= 0:
+                if party.slots[slot].kind in SUMS and party.slots[slot].bucket >= 0:
                     if slot not in begun:
                         assert sum(not local.ordered(each, index) for each in whole) <= 1
                         starts += 1

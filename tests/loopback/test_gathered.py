@@ -16,6 +16,7 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.api.run import Run
+from piper.plan.slots import SUMS
 from piper.plan.tasks import Task
 from piper.plan.types import Plan, RankClass
 from piper.runtime.worker.worker import Worker
@@ -279,7 +280,7 @@ def test_whole_gradients_wait_for_their_reduction_two_at_a_time(case: str, zero:
         sums = [
             worker.slots[i]
             for i, slot in enumerate(worker.me.slots)
-            if slot.kind == "sum" and slot.bucket >= 0 and worker.slots[i] is not None
+            if slot.kind in SUMS and slot.bucket >= 0 and worker.slots[i] is not None
         ]
         most = max(most, unique_bytes(sums))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import piper
+from piper.plan.slots import SUMS
 from piper.training.verify import compare, relative_error, train, train_one_device
 from tests.matrix import CELLS, MODEL, Cell, covering
 from tests.strategies import strategy_of
@@ -67,7 +68,7 @@ def test_values_are_freed_within_a_step() -> None:
             kept = [
                 slot.name
                 for slot, value in zip(worker.me.slots, worker.slots, strict=True)
-                if value is not None and slot.kind in ("temp", "batch", "host", "sum")
+                if value is not None and slot.kind in ("temp", "batch", "host", *SUMS)
             ]
             assert all(name.startswith(("$loss@", "$sum.loss@")) for name in kept), kept
 

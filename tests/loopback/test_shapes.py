@@ -104,11 +104,15 @@ def test_each_shape_is_compiled_once_and_shares_its_tensors(
         assert len(run.compiled) == 3
         for member in run.workers.pool.members:  # type: ignore[attr-defined]
             first = member.workers["train"]
-            grads = {t.data_ptr() for s, t in _slots(first) if s.kind == "grad"}
             for role in ("train 2", "train 3", "train 4"):
                 other = member.workers[role]
                 assert other.updaters is first.updaters and other.steps is first.steps
-                assert {t.data_ptr() for s, t in _slots(other) if s.kind == "grad"} == grads
+            last = first.steps.last
+            holding = [w for w in member.workers.values() if _has_gradients(w)]
+            assert holding == [last] != [first]  # those of the last step, and no others
+            left, asked = last.tensors("grad"), first.tensors("grad")
+            assert left.keys() == asked.keys() and any(tensor.any() for tensor in left.values())
+            assert all(torch.equal(left[key], asked[key]) for key in left)
     lines = capsys.readouterr().out.splitlines()
     told = [line.rpartition(": ")[0] for line in lines if line.startswith("compiled")]
     assert told == [
@@ -118,8 +122,9 @@ def test_each_shape_is_compiled_once_and_shares_its_tensors(
     ]
 
 
-def _slots(worker: Any) -> list[tuple[Any, Tensor]]:
-    return list(zip(worker.me.slots, worker.slots, strict=True))
+def _has_gradients(worker: Any) -> bool:
+    slots = zip(worker.me.slots, worker.slots, strict=True)
+    return any(slot.kind == "grad" and tensor is not None for slot, tensor in slots)
 
 
 def test_plans_are_compiled_alike_where_the_user_wants_no_gradients() -> None:

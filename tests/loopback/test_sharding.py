@@ -11,7 +11,7 @@ import torch
 import piper
 from piper.api.job import Job
 from piper.api.program import Program
-from piper.plan.slots import Slot
+from piper.plan.slots import SUMS, Slot
 from piper.runtime.worker.storages import optimizer_tensors
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
@@ -71,7 +71,7 @@ def _measured(job: Job, name: str) -> list[dict[bool, dict[str, int]]]:
             slot.name
             for worker in run.workers.workers  # type: ignore[attr-defined]
             for slot, value in zip(worker.me.slots, worker.slots, strict=True)
-            if value is not None and slot.kind in ("gathered", "sum") and slot.bucket >= 0
+            if value is not None and slot.kind in ("gathered", *SUMS) and slot.bucket >= 0
         ]
         assert leftover == []
         return [

@@ -18,8 +18,6 @@ from piper.runtime.worker.adding import add_to_bucket
 from piper.sim.task_costs import MachineCosts
 from piper.strategies import parallel
 
-DEVICE = torch.device("cpu")
-
 
 @pytest.mark.parametrize("step", [4, 5, 8])  # how far apart parameters of 4 elements lie
 @pytest.mark.parametrize("present", [range(12), range(0, 12, 2), [11], [0], []])
@@ -41,7 +39,7 @@ def test_what_no_term_covers_is_zero(
         slices=(),
     )
     terms = [torch.full((2, 2), float(i + 1)) for i in present]
-    slots = [*terms, None]
+    slots = [*terms, torch.full((size,), torch.nan)]
     task = Add(
         name="add",
         stream=0,
@@ -51,7 +49,8 @@ def test_what_no_term_covers_is_zero(
         offsets=tuple(i * step for i in present),
         zeros=True,
     )
-    add_to_bucket(task, slots, Slot(name="sum", kind="sum", type=type), bucket, DEVICE)()
+    slot = Slot(name="sum", kind="sum", type=type)
+    add_to_bucket(task, slots, slot, bucket, stays=False)()
     wanted = [0.0] * size
     for i in present:
         wanted[i * step : i * step + 4] = [i + 1.0] * 4

@@ -16,6 +16,7 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.plan.slots import SUMS
 from piper.plan.tasks import Task
 from piper.plan.types import RankClass
 from piper.runtime.worker.storages import optimizer_tensors
@@ -134,7 +135,7 @@ def test_trap_04_reductions_see_complete_sums_and_no_backward_races_with_them(
     for part in job.plan.classes:
         tasks = part.tasks
         summed = {
-            i for i, s in enumerate(part.slots) if s.kind in ("grad", "sum") and s.bucket >= 0
+            i for i, s in enumerate(part.slots) if s.kind in ("grad", *SUMS) and s.bucket >= 0
         }
         reductions = [
             (i, t) for i, t in enumerate(tasks) if t.kind == kind and t.reads[0] in summed
@@ -192,7 +193,7 @@ def test_trap_09_messages_are_matched_by_name_and_not_by_order_alone() -> None:
 @pytest.mark.parametrize("kind", ["send", "reduce_scatter"])
 def test_trap_10_nothing_is_freed_on_one_stream_while_another_reads_it(kind: str) -> None:
     """What communication reads outlives it, whoever made it and on whichever stream."""
-    job = _job(pp=2, dp=2, zero=2)
+    job = _job(pp=2, dp=2, zero=2, reduce_every=1)  # else sums are there until the step's end
 
     def freed_by_its_maker(part: RankClass, index: int, task: Task) -> Task:
         read = {s for t in part.tasks if t.kind == kind for s in t.reads}

@@ -20,12 +20,13 @@ from piper.plan.types import Plan, RankClass
 from piper.strategies import parallel
 from tests.cast_faults import CAST_FAULTS
 from tests.faults import FAULTS, Fault
+from tests.part_faults import PART_FAULTS
 from tests.plans import NAMES, plan_of
 from tests.zoo import program_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
 Record = Callable[[str, object], None]
-ALL = FAULTS | CAST_FAULTS
+ALL = FAULTS | CAST_FAULTS | PART_FAULTS
 PLACES = 24  # of one kind in one plan; where there are more, so many at random
 PLANS = tuple(name for name in NAMES if name != "pp_dp8_ep")
 

@@ -15,7 +15,10 @@ from piper.observe.timeline_files import load_timeline
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "where_does_my_step_go.md").read_text()
 DIRECTIVE = r"s\.replicate\(where\(\), over=\('dp', 'ep'\), zero=3, reduce_every=1\)"
-PLANNED, BUCKET = 98.4, 14.1  # MiB: the first plan's peak in the order of dispatch, and its one bucket
+PLANNED, BUCKET = (
+    98.4,
+    14.1,
+)  # MiB: the first plan's peak in the order of dispatch, and its one bucket
 
 
 def test_the_page_goes_from_a_profile_to_a_shorter_step(

@@ -34,6 +34,7 @@ def peak_of(world: World, party: Party) -> Peak:
     local = world.local(party)
     ledger = MemoryLedger(world.plan, local)
     most, at, kept = ledger.total, -1, dict(ledger.held)
+    kept["gradients"] += ledger.left
     for index in range(len(party.tasks)):
         ledger.start(index)
         if ledger.total > most:

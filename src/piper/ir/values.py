@@ -27,6 +27,7 @@ Role = Literal[
     "count",
     "sum",  # several nodes add into it; readers wait for all of them
     "gradient",  # a bucket's gradient, or the rank's part of it: a sum that stays
+    "unreduced",  # a bucket's whole sum, in which the rank's part takes its own place once reduced
     "flat",  # all parameters of a bucket
     "shard",  # the rank's part of a bucket
     "gathered",  # a bucket for as long as it is used

@@ -10,7 +10,7 @@ from piper.ir.nodes import Accumulate, Chunk, Comm, Update
 from piper.ir.order.sorting import find_cycle
 
 _GIVEN = ("batch", "key", "param", "buffer", "constant", "flat", "shard")
-_SUMS = ("sum", "gradient")
+_SUMS = ("sum", "gradient", "unreduced")
 
 
 def verify(graph: Graph, *, closed: bool = True) -> None:

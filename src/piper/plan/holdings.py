@@ -16,7 +16,7 @@ import msgspec
 
 from piper.mesh import Mesh
 from piper.plan.optimizers import StateForm, state_pieces
-from piper.plan.slots import Slot
+from piper.plan.slots import PARTS, Slot
 from piper.plan.tasks import Update
 from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankPlan, bind
 
@@ -89,7 +89,7 @@ class _Held:
 
     def all(self) -> Iterator[Holding]:
         for index, slot in enumerate(self.me.slots):
-            if slot.base < 0:
+            if slot.base < 0 or slot.kind == "grad":
                 yield from self.slot(index)
         for task in self.me.tasks:
             if isinstance(task, Update):
@@ -145,5 +145,5 @@ def window(plan: Plan, me: RankPlan, slot: Slot) -> tuple[int, int]:
 
 def is_cut(plan: Plan, slot: Slot) -> bool:
     """Whether a slot of a bucket has only the rank's part of it."""
-    cut = slot.kind in ("shard", "grad") and plan.buckets[slot.bucket].over
+    cut = slot.kind in PARTS and plan.buckets[slot.bucket].over
     return bool(cut)

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from piper.plan.handed_over import handed_over
 from piper.plan.memory_use import Use, memory_use
-from piper.plan.slots import Slot
+from piper.plan.slots import PARTS, Slot
 from piper.plan.tasks import Task
 
 
@@ -82,6 +82,11 @@ class Local:
         """Root -> all tasks that read it or a part of it, in dispatch order."""
         return self._users([task.reads for task in self.tasks])
 
+    def written_by(self, slot: int) -> list[int]:
+        """All tasks that write just this slot, in dispatch order."""
+        writers = self.writers.get(self.root[slot], [])
+        return [index for index in writers if slot in self.tasks[index].writes]
+
     def _users(self, used: list[tuple[int, ...]]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for index, slots in enumerate(used):
@@ -124,7 +129,7 @@ class Local:
         start, slot = 0, self.slots[index]
         size = math.prod(slot.shape)
         while slot.base >= 0:
-            if slot.kind == "shard":
+            if slot.kind in PARTS:
                 return None
             start += slot.offset
             slot = self.slots[slot.base]

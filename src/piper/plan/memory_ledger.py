@@ -11,7 +11,7 @@ from piper.plan.body_moments import Moments, peak_moment
 from piper.plan.group_runs import runs_within
 from piper.plan.local_order import Local
 from piper.plan.optimizers import SCALAR_BYTES, state_size
-from piper.plan.slots import FILLED, STAYING, Slot
+from piper.plan.slots import FILLED, LINGERING, STAYING, Slot
 from piper.plan.summed_inside import summed_inside
 from piper.plan.tasks import Calling, Settle, Stepping, Task, Update
 from piper.plan.types import Bucket, ParamGroup, Plan
@@ -42,6 +42,12 @@ class MemoryLedger:
         self.under_way: dict[int, int] = {}  # task that calls a body -> bytes of its own
         self.held = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
+        # Between steps, of what lingers in one: the rank's parts.
+        self.left = sum(
+            slot.type.nbytes
+            for slot in self.slots
+            if slot.base >= 0 and self.slots[slot.base].kind in LINGERING
+        )
         for task in self.tasks:
             if isinstance(task, Update):
                 state = _State(plan, task, self.slots)

@@ -15,6 +15,7 @@ _BY_KIND: dict[str, Use] = {
     "flat": "parameters",
     "shard": "parameters",
     "grad": "gradients",
+    "unreduced": "gradients",
     "gathered": "gathered",
 }
 

@@ -21,7 +21,7 @@ from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 8
+VERSION = 9
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 

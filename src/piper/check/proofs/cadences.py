@@ -10,6 +10,7 @@ from piper.check.problem import Problem, problem
 from piper.directives.split import Split
 from piper.ir.nodes import ONCE, TRACED, Tags
 from piper.plan.cadence import asked_for, every
+from piper.plan.slots import SUMS
 from piper.plan.tasks import Add, Comm, scatters
 
 
@@ -45,7 +46,7 @@ class _Cadences:
         """What is cast for the wire has the microbatches of its sum."""
         cast = [self.summed[slot] for slot in task.terms if slot in self.summed]
         for total in task.sums:
-            if self.party.slots[total].kind == "sum":
+            if self.party.slots[total].kind in SUMS:
                 self.summed[total] |= cast[0] if cast else {self._microbatch(task.tags)}
 
     def _microbatch(self, tags: Tags) -> Tags:

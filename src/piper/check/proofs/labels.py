@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.ir.nodes import Tags, label
+from piper.plan.slots import SUMS
 from piper.plan.tasks import Run, Task, sends
 
 _PART = re.compile(r"\.\d+")  # of a region that was cut into several chunks
-_TIES = ("temp", "sum", "gathered", "host")  # kinds of slots that tie tasks of one step together
+_TIES = ("temp", *SUMS, "gathered", "host")  # kinds of slots that tie tasks of one step together
 
 
 def labels(world: World) -> Iterator[Problem]:
@@ -27,7 +28,7 @@ class _Labels:
         self.party = party
         self.root = world.local(party).root
         self.tying = [slot.kind in _TIES for slot in party.slots]
-        self.sums = [slot.kind == "sum" for slot in party.slots]
+        self.sums = [slot.kind in SUMS for slot in party.slots]
         self.writer: dict[int, Tags] = {}  # slot -> tags of who writes it
         self.reader: dict[int, Tags] = {}  # slot -> tags of who reads it first
         for task in party.tasks:

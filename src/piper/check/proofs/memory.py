@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.plan.slots import FILLED, STAYING
+from piper.plan.slots import FILLED, LINGERING, STAYING
 from piper.plan.tasks import Add, Task
+
+_AFTERWARDS = STAYING | LINGERING | {"gathered"}  # what may be there when the last task has ended
 
 
 def memory(world: World) -> Iterator[Problem]:
@@ -40,7 +42,7 @@ class _Slots:
         kept = set(self.party.results.values())
         for slot, there in enumerate(self.there):
             kind = self.kind[slot]
-            passing = kind not in STAYING and kind != "gathered" and slot not in kept
+            passing = kind not in _AFTERWARDS and slot not in kept
             if there and passing and self.root[slot] == slot and slot in self.touched:
                 yield self._problem(f"{self._name(slot)} is never freed", self.touched[slot])
         for name, slot in self.party.results.items():
@@ -75,7 +77,7 @@ class _Slots:
     def _frees(self, index: int, task: Task) -> Iterator[Problem]:
         for slot in task.frees:
             root, name = self.root[slot], self._name(slot)
-            if self.kind[slot] in STAYING:
+            if self.kind[slot] in STAYING | LINGERING:
                 yield self._problem(f"{task.name} frees {name}, which stays", index)
             elif slot != root:
                 text = f"{task.name} frees {name}, which is a part of {self._name(root)}"

@@ -70,7 +70,8 @@ def _norm(world: World, party: Party, index: int, task: Update | Settle) -> Iter
             continue
         (by,) = found
         (slot,) = party.tasks[by].reads
-        steps = {w: isinstance(party.tasks[w], Stepping) for w in local.writers.get(slot, [])}
+        writers = local.writers.get(local.root[slot], [])
+        steps = {w: isinstance(party.tasks[w], Stepping) for w in writers}
         late = [w for w, stepping in steps.items() if w > by and not stepping]
         early = [w for w, stepping in steps.items() if w < by and stepping]
         if late:

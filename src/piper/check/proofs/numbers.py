@@ -10,7 +10,7 @@ from itertools import pairwise
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.plan.holdings import is_cut
-from piper.plan.slots import BUCKETED, Slot
+from piper.plan.slots import BUCKETED, SUMS, Slot
 from piper.plan.tasks import Add, Comm, Run, Stepping, Task
 from piper.plan.types import Bucket
 
@@ -43,7 +43,7 @@ def _slots(world: World, party: Party) -> Iterator[Problem]:
         if slot.bucket >= 0 and slot.kind in BUCKETED:
             bucket = world.plan.buckets[slot.bucket]
             parts = world.plan.mesh.size_of(bucket.over) if is_cut(world.plan, slot) else 1
-            dtype = bucket.sums if slot.kind == "grad" else bucket.dtype
+            dtype = bucket.sums if slot.kind in ("grad", "unreduced") else bucket.dtype
             if (slot.shape, slot.dtype) != ((bucket.size // max(1, parts),), dtype):
                 text = f"{party.label}: {slot.name} is not as bucket {bucket.name} has it"
                 yield Problem("updates", text)
@@ -79,7 +79,7 @@ def _starts(world: World, party: Party) -> Iterator[Problem]:
     begun: set[int] = set()
     for index, task in enumerate(party.tasks):
         slot = task.sums[0] if isinstance(task, Add) else -1
-        if slot >= 0 and party.slots[slot].kind == "sum" and party.slots[slot].bucket >= 0:
+        if slot >= 0 and party.slots[slot].kind in SUMS and party.slots[slot].bucket >= 0:
             assert isinstance(task, Add)
             if slot not in begun and not task.zeros and not whole(task):
                 text = f"{task.name} adds to {party.slots[slot].name}, which has no zeros yet"

@@ -12,8 +12,8 @@ import msgspec
 from piper.check.parties import Party, World
 from piper.check.problem import Problem
 from piper.ir.communication import COMMUNICATION
-from piper.plan.slots import BUCKETED, SLOT_KINDS, Slot, SlotKind
-from piper.plan.tasks import NO_SLOT, TASKS, Add, Comm, Meeting, Settle, Task, Update
+from piper.plan.slots import BUCKETED, PARTS, SLOT_KINDS, Slot, SlotKind
+from piper.plan.tasks import NO_SLOT, TASKS, Add, Comm, Meeting, Settle, Task, Update, scatters
 from piper.plan.types import Plan
 
 
@@ -89,8 +89,9 @@ def _shows(part: Slot, whole: Slot) -> bool:
     if part.bound is not None or whole.bound is not None or part.dtype != whole.dtype:
         return False
     end = part.offset + math.prod(part.shape)
-    if part.kind == "shard":
-        return whole.kind == "flat" and whole.bucket == part.bucket and part.offset == 0
+    if part.kind in PARTS:
+        lies_in = "flat" if part.kind == "shard" else "unreduced"
+        return (whole.kind, whole.bucket, part.offset) == (lies_in, part.bucket, 0)
     inside = part.offset >= 0 and end <= math.prod(whole.shape)
     return part.kind == "param" and whole.kind in ("flat", "gathered") and inside
 
@@ -136,6 +137,13 @@ def _wrong_step(plan: Plan, party: Party, task: Update | Settle) -> str:
     return "" if clips == (task.norm != NO_SLOT) else "clips without a norm, or has one for nothing"
 
 
+def _fillable(party: Party, task: Comm) -> bool:
+    """Whether a communication leaves something in memory of its own, or reduces it in its place."""
+    target = party.slots[task.target]
+    in_place = task.source == (target.base if scatters(task) else task.target)
+    return target.base < 0 or (target.kind == "grad" and in_place)
+
+
 def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
     kind = COMMUNICATION.get(task.comm)
     if kind is None:
@@ -150,7 +158,7 @@ def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
         return f"takes {party.slots[task.splits].name} for numbers on the host"
     if task.source != NO_SLOT and party.slots[task.source].kind == "host":
         return f"sends {party.slots[task.source].name}, which is no tensor"
-    if task.target != NO_SLOT and party.slots[task.target].base >= 0:
+    if task.target != NO_SLOT and not _fillable(party, task):
         return "fills a part of another slot"
     if task.splits != NO_SLOT:
         there, back = (party.slots[s].bound is None for s in (task.source, task.target))

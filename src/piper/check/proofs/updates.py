@@ -10,7 +10,7 @@ from piper.check.proofs.gradient_sums import sums
 from piper.check.proofs.numbers import whole
 from piper.mesh import Group
 from piper.plan.holdings import box_of
-from piper.plan.slots import Slot
+from piper.plan.slots import SUMS, Slot
 from piper.plan.tasks import (
     Add,
     Comm,
@@ -137,11 +137,9 @@ class _Chain:
     def _gradient_tasks(self) -> list[int]:
         """The last task that wrote the bucket's gradient, for want of an update."""
         last = [
-            [i for i in self.local.writers[s] if i not in self.own]
+            [i for i in self.local.written_by(s) if i not in self.own]
             for s, slot in enumerate(self.party.slots)
             if slot.kind == "grad" and slot.bucket == self.number
-            for index in self.local.writers.get(s, [])
-            if index not in self.own
         ]
         return [found[-1] for found in last if found][-1:]
 
@@ -169,7 +167,8 @@ class _Chain:
         group = normal(self.world.plan, Group(self.bucket.slices, self.bucket.copies))
         reduced: list[int] = []
         scattered: list[int] = []
-        for index in self.local.writers.get(grad, []):
+        written_by = self.local.written_by(grad)
+        for index in written_by:
             task = self.party.tasks[index]
             if index in self.own:
                 continue
@@ -203,7 +202,7 @@ class _Chain:
         if not reduced and group.size(self.world.plan.mesh) > 1:
             text = f"{self.party.label}: {name} is not reduced over its copies, {group}"
             yield self._problem(text, update)
-        if not any(i < update for i in self.local.writers.get(grad, [])):
+        if not any(i < update for i in written_by):
             yield self._problem(f"nothing is added to {name} before its update", update)
 
     def _reduction(self, index: int, task: Add) -> int:
@@ -242,7 +241,7 @@ class _Chain:
             yield from self._nothing_behind(index, source)
             source, index = self.local.root[cast.terms[0]], by
             known = self.party.slots[source]
-            if known.bucket != self.number or known.kind not in ("sum", "grad"):
+            if known.bucket != self.number or known.kind not in (*SUMS, "grad"):
                 text = f"{cast.name} casts {known.name}, which is no sum of {self.bucket.name}"
                 yield self._problem(text, index)
         yield from self._nothing_behind(index, source)
@@ -250,7 +249,7 @@ class _Chain:
     def _nothing_behind(self, index: int, source: int) -> Iterator[Problem]:
         """No task adds to a sum, or takes it, after one has, until it is started again."""
         task, name, end = self.party.tasks[index], self.party.slots[source].name, self.num_tasks
-        for later in self.local.writers.get(source, []):
+        for later in self.local.written_by(source):
             if later > index:
                 add = self.party.tasks[later]
                 if not isinstance(add, Add) or all(add.first):
@@ -259,7 +258,7 @@ class _Chain:
                 text = f"{add.name} adds to {name} after {task.name}"
                 yield self._problem(f"{text}: it is lost, or counts twice", later, index)
         for reader in self.local.readers.get(source, []):
-            if index < reader < end:
+            if index < reader < end and source in self.party.tasks[reader].reads:
                 text = f"{self.party.tasks[reader].name} takes {name} after {task.name}"
                 yield self._problem(f"{text}: it counts twice", reader, index)
 

@@ -15,7 +15,7 @@ from piper.passes.dispatch.shared_buffers import share_buffers
 from piper.passes.dispatch.waits import waits_of
 from piper.passes.physical.buckets import Bucketed
 from piper.plan.keys import KEY
-from piper.plan.slots import STAYING, Slot
+from piper.plan.slots import LINGERING, STAYING, Slot
 from piper.plan.tasks import Task, sends
 from piper.plan.types import RankClass
 
@@ -29,6 +29,7 @@ _KINDS = {
     "shard": "shard",
     "gathered": "gathered",
     "gradient": "grad",
+    "unreduced": "unreduced",
     "sum": "sum",
     "splits": "host",
 }
@@ -169,7 +170,7 @@ class _Emitter:
         keep = set(self._results(self.nodes[0].slice or Slice()).values())
         found: dict[int, list[int]] = defaultdict(list)
         for slot, index in last.items():
-            if self.slots[slot].kind not in STAYING and slot not in keep:
+            if self.slots[slot].kind not in STAYING | LINGERING and slot not in keep:
                 found[index].append(slot)
         return found
 

@@ -55,7 +55,7 @@ class Numbering:
         self._touched.add(total)
         value = self.graph.values[total]
         # What lies between parameters is reduced with them, and must be a number.
-        between = value.role == "sum"
+        between = value.role in ("sum", "unreduced")
         return between or self._added[total] != set(self._bucketed.buckets[value.bucket].offsets)
 
 

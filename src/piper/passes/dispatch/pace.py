@@ -124,7 +124,11 @@ class _Pacing:
 
     def _sums_whole(self, node: Accumulate) -> bool:
         value = self.graph.values[node.outputs[0]]
-        if value.role != "sum" or value.bucket < 0 or self._zero(value.bucket) < 2:
+        if (
+            value.role not in ("sum", "unreduced")
+            or value.bucket < 0
+            or self._zero(value.bucket) < 2
+        ):
             return False
         return self.graph.values[node.inputs[0]].bucket < 0 if node.inputs else True
 

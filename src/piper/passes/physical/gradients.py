@@ -67,9 +67,11 @@ class _Reduction:
             total = self._value("$grad", "gradient", self.terms)
             self._sum_all(contributions, total)
         elif len(turns) < 2:
-            whole = self._value("$sum", "sum", self.terms)
+            several = len({self._microbatch(node) for node, _ in contributions}) > 1
+            whole = self._value("$sum", "unreduced" if several else "sum", self.terms)
             self._sum_all(contributions, whole)
-            total = self._value("$grad", "gradient", self.shards)
+            # A sum of several microbatches is there for long, so that its part needs no other place.
+            total = self._value("$grad", "gradient", self.shards, base=whole if several else "")
             self._change(f"scatter>{total}", whole, total, ())
         else:
             total = self._value("$grad", "gradient", self.shards)
@@ -81,18 +83,29 @@ class _Reduction:
         """What is reduced at once: the contributions of so many microbatches."""
         by_microbatch: dict[int, _Members] = defaultdict(list)
         for node, names in contributions:
-            by_microbatch[self.draft.logical.microbatch(node)].append((node, names))
+            by_microbatch[self._microbatch(node)].append((node, names))
         found = [by_microbatch[number] for number in sorted(by_microbatch)]
         size = self.keeping.reduce_every or max(1, len(found))
         starts = range(0, len(found), size)
         return [[one for some in found[i : i + size] for one in some] for i in starts]
 
+    def _microbatch(self, node: Chunk) -> int:
+        return self.draft.logical.microbatch(node)
+
     def _value(
-        self, prefix: str, role: Role, layout: Layouts, suffix: str = "", dtype: str = ""
+        self,
+        prefix: str,
+        role: Role,
+        layout: Layouts,
+        suffix: str = "",
+        *,
+        dtype: str = "",
+        base: str = "",
     ) -> str:
         name = at_slice(f"{prefix}.{self.bucket.name}{suffix}", self.at)
         type = bucket_type(self.draft, self.bucket, layout, dtype or self.bucket.sums)
-        return self.draft.value(Value(name, role, type, layout, slice=self.at, bucket=self.number))
+        value = Value(name, role, type, layout, slice=self.at, base=base, bucket=self.number)
+        return self.draft.value(value)
 
     def _sum_all(self, contributions: _Members, total: str) -> None:
         """Each backward adds what it has as soon as it has it."""
@@ -108,7 +121,7 @@ class _Reduction:
         suffix = f">{members[-1][0].name}"
         whole = self._value("$sum", "sum", self.terms, suffix)
         self._sum_all(members, whole)
-        part = self._value("$part", "param_grad", self.shards, suffix, self.bucket.wire)
+        part = self._value("$part", "param_grad", self.shards, suffix, dtype=self.bucket.wire)
         self._change(f"scatter>{part}", whole, part, tags)
         self._move(f"add>{part}", part, total, tags)
 

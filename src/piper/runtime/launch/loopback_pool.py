@@ -52,4 +52,4 @@ class LoopbackPool(InProcessPool):
                 drive(workers, adversary=self.adversary, observe=self.observe)
         finally:  # a step that failed leaves nothing for the next one
             self.transport.clear()
-        return [worker.results() for worker in workers]
+        return [worker.end_step() for worker in workers]

@@ -49,11 +49,12 @@ def add_to_bucket(
     slots: list[Any],
     slot: Slot,
     bucket: Bucket,
-    device: torch.device,
+    *,
+    stays: bool,
     done: Sequence[bool] = (),
 ) -> Start:
     """Add gradients where their parameters lie in the bucket, or a part to the rank's part. Those that
-    are `done` were added by the bodies that made them."""
+    are `done` were added by the bodies that made them. If the sum's memory `stays`, its parts do."""
     (total,) = task.sums
     shape_at = dict(parts_of(bucket))
     places: list[Part] = [(0, slot.shape)] * len(task.terms)
@@ -64,24 +65,23 @@ def add_to_bucket(
     left = [(source, place, first) for source, place, first, added in found if not added]
     copied = [(source, place) for source, place, first in left if first]
     rounds = _rounds([(source, place) for source, place, first in left if not first])
-    zeros, fresh = task.zeros, slot.kind == "sum" and task.zeros
+    zeros = task.zeros
     gaps = _gaps(slot.shape[0], [place for _, place in copied])
-    stays: list[tuple[Any, list[int], list[Tensor]]] = []
+    known: list[tuple[Any, list[int], list[Tensor]]] = []
     calls: list[tuple[Any, list[tuple[int, Part]]]] = []
     if copied:
         calls.append((torch._foreach_copy_, copied))
     calls += [(torch._foreach_add_, added) for added in rounds]
-    if slot.kind == "grad":  # its memory is there for good, and so are the parts of it
-        stays = [
+    if stays:
+        known = [
             (call, [s for s, _ in pairs], views(slots[total], (p for _, p in pairs)))
             for call, pairs in calls
         ]
-    dtype = getattr(torch, slot.dtype)
 
     def start_what_stays() -> None:
         if zeros:
             _clear(slots[total], gaps)
-        for call, sources, into in stays:
+        for call, sources, into in known:
             call(into, [slots[s] for s in sources])
 
     cut, kept = _cut(slot.shape[0], [place for _, place, _ in left])
@@ -89,15 +89,13 @@ def add_to_bucket(
     flat_calls = [(c, [(s, number[p]) for s, p in pairs]) for c, pairs in calls]
 
     def start() -> None:
-        if fresh:
-            slots[total] = torch.empty(slot.shape, dtype=dtype, device=device)
         if zeros:
             _clear(slots[total], gaps)
         pieces = slots[total].split(cut)
         for call, pairs in flat_calls:
             call([pieces[i] for _, i in pairs], [slots[s].view(-1) for s, _ in pairs])
 
-    return start_what_stays if slot.kind == "grad" else start
+    return start_what_stays if stays else start
 
 
 def _gaps(size: int, places: list[Part]) -> list[tuple[int, int]]:

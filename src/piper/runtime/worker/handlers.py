@@ -11,7 +11,7 @@ import torch
 from piper.errors import RunError
 from piper.plan.group_runs import runs_within
 from piper.plan.holdings import window
-from piper.plan.slots import STAYING
+from piper.plan.slots import STAYING, SUMS
 from piper.plan.tasks import NO_SLOT, Add, Comm, Fold, Norm, Read, Run, Settle, Task, Update
 from piper.plan.types import Bucket
 from piper.runtime.transport.transport import Exchange, Pending
@@ -83,7 +83,7 @@ def _sum(worker: Worker, term: int) -> Callable[[], torch.Tensor]:
         found: torch.Tensor = worker.slots[part.sum][part.offset : end].view(shape)
         return found
 
-    if worker.me.slots[part.sum].kind in STAYING:  # and so does its memory
+    if worker.stays(part.sum):
         found = total()
         return lambda: found
     return total
@@ -111,7 +111,19 @@ def _add(worker: Worker, task: Add) -> Start:
         return add_values(task, worker.slots, worker.me.slots)
     bucket = worker.plan.buckets[slot.bucket]
     done = [term in worker.summed for term in task.terms]
-    return add_to_bucket(task, worker.slots, slot, bucket, worker.device, done)
+    stays = worker.stays(task.sums[0])
+    fresh = slot.kind in SUMS and task.zeros
+    add = add_to_bucket(task, worker.slots, slot, bucket, stays=stays, done=done)
+    if not fresh:
+        return add
+    (total,) = task.sums
+    dtype = getattr(torch, slot.dtype)
+
+    def start() -> None:
+        worker.put(total, torch.empty(slot.shape, dtype=dtype, device=worker.device))
+        add()
+
+    return start
 
 
 @handles(Read)
@@ -143,8 +155,12 @@ def _update(worker: Worker, task: Update) -> Start:
     stepped = [slots[i] for i in task.stepped]
     updater = worker.updaters.get(task.bucket) or _updater(worker, task, bucket, stepped)
     worker.updaters[task.bucket] = updater
-    flat = slots[task.gradient]
-    grads = updater.grads_of([flat] if bucket.over else views(flat, parts_of(bucket)))
+
+    def gradients() -> list[torch.Tensor]:
+        flat = slots[task.gradient]
+        return updater.grads_of([flat] if bucket.over else views(flat, parts_of(bucket)))
+
+    fixed = gradients() if worker.stays(task.gradient) else None
     # Elsewhere than on a CPU the host would wait for it.
     looks = task.counted != NO_SLOT and worker.device.type == "cpu"
     divide = _divisor(worker, task)
@@ -158,7 +174,7 @@ def _update(worker: Worker, task: Update) -> Start:
             scale = clip_scale(slots[task.norm], divisor, task.clip)
         if task.late:
             updater.keep()
-        updater.step(grads, divisor, scale)
+        updater.step(fixed or gradients(), divisor, scale)
         if not task.late:
             updater.average()
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from piper.plan.keys import indexes_in, key_of
 from piper.plan.types import Plan, RankPlan
 
+if TYPE_CHECKING:
+    from piper.runtime.worker.worker import Worker
+
 
 @dataclass
 class Steps:
     """Of all plans that train the same parameters: how many have begun, how many have ended, and the
-    number (from 1 on) of the last one that has changed a buffer."""
+    number (from 1 on) of the last one that has changed a buffer; and the worker of the last one."""
 
     begun: int = 0
     finished: int = 0
     folded: int = 0
+    last: Worker | None = None
 
 
 class Keys:

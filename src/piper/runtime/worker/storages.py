@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from piper.plan.slots import MODEL
+from piper.plan.slots import LINGERING, MODEL
 
 if TYPE_CHECKING:
     from piper.runtime.worker.worker import Worker
@@ -23,7 +23,7 @@ def held_bytes(worker: Worker) -> dict[str, int]:
     pooled = [(worker.use[i], tensor) for i, tensor in worker.pooled.items()]
     found = {
         "parameters": _new(seen, (t for s, t in slots if s.kind in MODEL)),
-        "gradients": _new(seen, (t for s, t in slots if s.kind == "grad"))
+        "gradients": _new(seen, (t for s, t in slots if s.kind in ("grad", *LINGERING)))
         + _new(seen, (t for use, t in pooled if use == "gradients")),
         "optimizer": _new(seen, optimizer_tensors(worker)),
     }

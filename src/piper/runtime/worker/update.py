@@ -74,6 +74,8 @@ class Updater:
             _change(Tensor.div_, grads, divisor)
         self._grads = grads
         self._take(scale)
+        if self._before is None:
+            self._grads = []  # their memory may be wanted for other things
 
     def keep_averages(self, ema: float) -> None:
         """Have `average` keep moving averages of the masters."""
@@ -155,7 +157,7 @@ class Updater:
                 optimizer.state.clear()
                 optimizer.state.update(state)
             self._take(scale)
-        self._before, self._state = None, []
+        self._before, self._state, self._grads = None, [], []
 
     def _take(self, scale: Tensor | None) -> None:
         if scale is not None:

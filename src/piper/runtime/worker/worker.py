@@ -15,7 +15,7 @@ from piper.errors import RunError
 from piper.plan.holdings import Holding, held_in, holdings, window
 from piper.plan.local_order import Local
 from piper.plan.memory_use import memory_use
-from piper.plan.slots import MODEL, STAYING, Slot
+from piper.plan.slots import LINGERING, MODEL, PARTS, STAYING, Slot
 from piper.plan.summed_inside import summed_inside
 from piper.plan.tasks import Comm, Update
 from piper.plan.types import Plan, bind
@@ -40,8 +40,8 @@ class Worker:
     `slots` holds every tensor; a task is started, finished (if it communicates) and then releases
     what it frees, but bodies drop what is `handed` over at its last use, and add what is `summed` to
     its sum instead of leaving it in its slot. `step` does so in the order of the device; the loopback
-    engine in any order that the plan's streams and waits allow. `cells` is where the worker says how
-    far it is.
+    engine in any order that the plan's streams and waits allow. Gradients that were reduced in the place
+    of a sum are there until the next step. `cells` is where the worker says how far it is.
     A worker that `shares` holds the tensors of another one; if it trains, it goes on with its gradients,
     optimizers and steps, too. Otherwise it starts from what is `stored`, in files or in `memory`, or
     what it is `given` of that, and makes the rest.
@@ -80,6 +80,7 @@ class Worker:
         for index, slot in enumerate(self.me.slots):
             if slot.base >= 0:
                 self._parts[slot.base].append(index)
+        self.lingering = [i for i, s in enumerate(self.me.slots) if s.kind in LINGERING]
         self.pooled: dict[int, Tensor] = {}  # slot -> its shape of a buffer that it shares
         trained = shares if plan.train else None
         self.updaters: dict[int, Updater] = trained.updaters if trained else {}  # per bucket
@@ -132,7 +133,7 @@ class Worker:
         """A tensor of the model; what a narrower dtype loses of it is kept for masters."""
         name = self.me.slots[index].dtype
         dtype = getattr(torch, name)
-        self._set(index, value.to(self.device, dtype))
+        self.put(index, value.to(self.device, dtype))
         if value.dtype != dtype and self._master(self.me.slots[index]) != name:
             self._wide[index] = value
 
@@ -171,7 +172,7 @@ class Worker:
                         "the worker it is shared with has none",
                         legal="a plan, its own evaluation and those for batches of other shapes",
                     )
-                self._set(index, other.slots[known])
+                self.put(index, other.slots[known])
 
     def content(self, index: int) -> tuple[object, ...]:
         """What lies in a slot, whatever its number is."""
@@ -183,11 +184,11 @@ class Worker:
     def _fill_constants(self, trained: Worker | None) -> None:
         theirs = trained._gradients if trained else {}
         for index, slot in enumerate(self.me.slots):
-            if slot.kind == "grad":
+            if slot.kind == "grad" and slot.base < 0:
                 known = theirs.get(self.content(index))
-                self._set(index, self._empty(slot).zero_() if known is None else known)
+                self.put(index, self._empty(slot).zero_() if known is None else known)
             elif slot.kind == "constant":
-                self._set(index, self._empty(slot).fill_(float(slot.source)))
+                self.put(index, self._empty(slot).fill_(float(slot.source)))
         self.pooled = pooled_tensors(self.me.slots, self.device)
 
     @property
@@ -196,16 +197,21 @@ class Worker:
         slots = enumerate(self.me.slots)
         return {self.content(i): self.slots[i] for i, s in slots if s.kind == "grad"}
 
-    def _set(self, index: int, tensor: Any) -> None:
+    def stays(self, index: int) -> bool:
+        """Whether a slot has the same memory in all steps."""
+        slot = self.me.slots[index]
+        return slot.kind in STAYING and (slot.base < 0 or self.stays(slot.base))
+
+    def put(self, index: int, tensor: Any) -> None:
         """Fill a slot, and those that show a part of it."""
         self.slots[index] = tensor
         for part in self._parts.get(index, ()):
             slot = self.me.slots[part]
             size = math.prod(slot.shape)
             start = slot.offset
-            if slot.kind == "shard":
+            if slot.kind in PARTS:
                 start, _ = window(self.plan, self.me, slot)
-            self._set(part, tensor[start : start + size].view(slot.shape))
+            self.put(part, tensor[start : start + size].view(slot.shape))
 
     def _empty(self, slot: Slot) -> Tensor:
         return torch.empty(slot.shape, dtype=getattr(torch, slot.dtype), device=self.device)
@@ -214,6 +220,10 @@ class Worker:
 
     def load_batch(self, leaves: Mapping[str, Tensor]) -> None:
         """Begin a step: every microbatch gets its rows of this rank's share, and its keys."""
+        if self.plan.train:
+            if self.steps.last is not None:
+                self.steps.last.drop_gradients()
+            self.steps.last = self
         num = self.plan.num_microbatches
         for index, slot in self.batch_slots:
             leaf = leaves[slot.source]
@@ -234,7 +244,7 @@ class Worker:
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()
-            found = self.results()
+            found = self.end_step()
         self.steps.finished = self.steps.begun
         return found
 
@@ -259,7 +269,7 @@ class Worker:
                 if result is not place:
                     place.copy_(result)
             elif self.me.slots[slot].kind not in STAYING:
-                self._set(slot, result)
+                self.put(slot, result)
             elif result is not self.slots[slot]:
                 self.slots[slot].copy_(result)
 
@@ -269,7 +279,17 @@ class Worker:
         for part in self._parts.get(slot, ()):
             self.slots[part] = None
 
-    def results(self) -> dict[str, float]:
+    def drop_gradients(self) -> None:
+        """Of the last step, those that were reduced in the place of a sum."""
+        for slot in self.lingering:
+            self.free(slot)
+
+    def end_step(self) -> dict[str, float]:
+        """Keep only the rank's part of what lingers; the loss and count of the whole batch."""
+        for slot in self.lingering:
+            for part in self._parts[slot]:
+                self.slots[part] = self.slots[part].clone()
+            self.slots[slot] = None
         found = {name: float(self.slots[i]) for name, i in self.me.results.items()}
         found.setdefault("count", float(self.plan.num_data_ranks * self.plan.num_microbatches))
         check_count(found["count"])
@@ -294,6 +314,8 @@ class Worker:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
         start = held.offset
+        if held.what == "grad" and whole is None:
+            whole = self._last_gradient(held.slot)
         if held.what in ("master", "average", "state"):
             updater, place = self._stepping[held.slot]
             whole = (updater.averages if held.what == "average" else updater.masters)[place]
@@ -304,6 +326,14 @@ class Worker:
             return whole
         flat = whole.detach().reshape(-1)[start : start + held.last - held.first]
         return flat.view(held.box.size) if held.is_whole_box else flat
+
+    def _last_gradient(self, index: int) -> Tensor:
+        """What another plan's step has left of a gradient; zeros before the first one."""
+        last = self.steps.last
+        if last is None or last is self:
+            return self._empty(self.me.slots[index]).zero_()
+        found: Tensor = last._gradients[self.content(index)]
+        return found
 
     @cached_property
     def _stepping(self) -> dict[int, tuple[Updater, int]]:
