@@ -11,13 +11,15 @@ from msgspec.structs import replace
 from piper.check import most_bytes
 from piper.check.parties import compressed
 from piper.check.peak import peak_of
+from piper.compiler.cadence_costs import exchange_seconds, moved, remaking_seconds
+from piper.cost.machine import Machine
 from piper.ir.form.byte_sizes import show_size
 from piper.ir.graph import Graph
-from piper.ir.nodes import ONCE
+from piper.ir.nodes import ONCE, Node
 from piper.ir.precisions import Precision
 from piper.ir.tensor_type import dtype_bytes
 from piper.plan.cadence import Cadence
-from piper.plan.tasks import gathers, scatters
+from piper.plan.tasks import gathers
 from piper.plan.types import Plan
 
 _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves more
@@ -41,35 +43,97 @@ class _Open:
 def choose_cadences(
     graph: Graph,
     precision: Precision,
+    machine: Machine,
     limit: int | None,
     attempt: Callable[[tuple[Cadence, ...]], Plan],
 ) -> tuple[Cadence, ...]:
     """For all that the directives of a complete logical graph leave open, of the attempts that fit into
     a limit the one that moves the fewest bytes; the smallest where none fits. What memory is left by
-    gathering for each use keeps the parameters of some buckets all step."""
+    gathering for each use keeps the parameters of some buckets all step.
+
+    More memory comes from computing again, unless the user speaks of that. It is taken where nothing
+    fits without it, or where the machine would take longer to move the bytes that it spares."""
     found = _open_in(graph, precision)
     if not found or limit is None:
         cadences = tuple(_unbound(each, graph.num_microbatches) for each in found)
         attempt(cadences)
         return cadences
-    reason = f"of what fits into {show_size(limit)} it moves the fewest bytes"
-    best: tuple[float, tuple[Cadence, ...]] | None = None
-    cadences = ()
-    for reduce_every in _REDUCE if any(each.reduces for each in found) else (ONCE,):
-        for reuse in _REUSE if any(each.gathers for each in found) else (1,):
-            cadences = tuple(_cadence(each, reduce_every, reuse, reason) for each in found)
-            plan = attempt(cadences)
-            if most_bytes(plan) > limit:
-                continue
-            kept = _with_kept(cadences, plan, limit)
-            if kept != cadences and most_bytes(filled := attempt(kept)) <= limit:
-                cadences, plan = kept, filled
-            moved = _moved(plan)
-            best = (moved, cadences) if best is None or moved < best[0] else best
-            if (reduce_every, reuse) == (ONCE, ONCE):
-                return cadences
-            break  # fewer uses move more
-    return best[1] if best else cadences
+    search = _Search(found, limit, attempt)
+    plain = search.best(again=False)
+    if plain.moves_least or any(node.recompute for node in graph.chunks):
+        return plain.cadences
+    again = search.best(again=True)
+    if plain.fits:
+        spared = exchange_seconds(plain.plan, machine) - exchange_seconds(again.plan, machine)
+        if spared <= remaking_seconds(plain.plan, again.plan, machine):
+            return plain.cadences
+    return again.cadences
+
+
+def remaking(graph: Graph, cadences: tuple[Cadence, ...]) -> Graph:
+    """A logical graph whose chunks compute again what cadences have them compute again."""
+    origins = {cadence.origin for cadence in cadences if cadence.again}
+    changed: dict[str, Node] = {
+        node.name: replace(node, recompute="expensive")
+        for node in (graph.chunks if origins else ())
+        if not node.recompute and any(owner.origin in origins for owner in node.owners)
+    }
+    return graph.replacing(changed) if changed else graph
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A choice, its plan, what that needs, whether it fits, and whether none could move less."""
+
+    cadences: tuple[Cadence, ...]
+    plan: Plan
+    nbytes: int
+    fits: bool
+    moves_least: bool
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The choices for what is open, under a limit."""
+
+    found: list[_Open]
+    limit: int
+    attempt: Callable[[tuple[Cadence, ...]], Plan]
+
+    def best(self, *, again: bool) -> _Found:
+        """What fits and moves the fewest bytes, else what takes least memory."""
+        gathered = any(each.gathers for each in self.found)
+        best: _Found | None = None
+        smallest: _Found | None = None
+        for reduce_every in _REDUCE if any(each.reduces for each in self.found) else (ONCE,):
+            for reuse in _REUSE if gathered else (1,):
+                least = reduce_every == ONCE and (reuse == ONCE or not gathered)
+                last = self._tried(reduce_every, reuse, again=again, least=least)
+                if smallest is None or last.nbytes < smallest.nbytes:
+                    smallest = last
+                if last.fits:
+                    break  # fewer uses move more
+            if last.fits and (best is None or moved(last.plan) < moved(best.plan)):
+                best = last
+            if best is not None and best.moves_least:
+                break
+        found = best or smallest
+        assert found is not None
+        return found
+
+    def _tried(self, reduce_every: int, reuse: int, *, again: bool, least: bool) -> _Found:
+        """With as many buckets kept all step as fit."""
+        reason = f"of what fits into {show_size(self.limit)} it moves the fewest bytes"
+        cadences = tuple(
+            replace(_cadence(each, reduce_every, reuse, reason), again=again) for each in self.found
+        )
+        plan = self.attempt(cadences)
+        nbytes = most_bytes(plan)
+        fits = nbytes <= self.limit
+        kept = _with_kept(cadences, plan, self.limit) if fits else cadences
+        if kept != cadences and most_bytes(filled := self.attempt(kept)) <= self.limit:
+            cadences, plan = kept, filled
+        return _Found(cadences, plan, nbytes, fits, least)
 
 
 def _with_kept(cadences: tuple[Cadence, ...], plan: Plan, limit: int) -> tuple[Cadence, ...]:
@@ -98,19 +162,6 @@ def _with_kept(cadences: tuple[Cadence, ...], plan: Plan, limit: int) -> tuple[C
     )
 
 
-def _moved(plan: Plan) -> float:
-    """Bytes that all ranks send for gathers and reductions of buckets in a step."""
-    total = 0.0
-    for found in plan.classes:
-        ranks = plan.mesh.size_of(plan.mesh.free(found.slice))
-        for task in found.tasks:
-            if gathers(task) or scatters(task):
-                size = plan.groups[task.group].size(plan.mesh)
-                brought = found.slots[task.source].type.nbytes
-                total += ranks * task.facts.carries(brought, size)
-    return total
-
-
 def _open_in(graph: Graph, precision: Precision) -> list[_Open]:
     reduces: dict[int, bool] = {}
     gathers: dict[int, bool] = {}
@@ -134,10 +185,10 @@ def _open_in(graph: Graph, precision: Precision) -> list[_Open]:
 def _unbound(each: _Open, microbatches: int) -> Cadence:
     """Gradients that are reduced once move fewest bytes; that parameters are not held is what ZeRO 3 is
     for."""
-    moved, often = each.grad_bytes, each.grad_bytes * microbatches
+    once, often = each.grad_bytes, each.grad_bytes * microbatches
     said, plain = _UNBOUND
     saves = each.reduces and microbatches > 1
-    reason = said.format(moved=show_size(moved), each=show_size(often)) if saves else plain
+    reason = said.format(moved=show_size(once), each=show_size(often)) if saves else plain
     return _cadence(each, ONCE, 1, reason)
 
 

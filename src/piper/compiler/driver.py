@@ -13,7 +13,7 @@ from piper.bodies.cutting.routed import Routing
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.check import Report, check_plan
-from piper.compiler.cadence_choice import choose_cadences
+from piper.compiler.cadence_choice import choose_cadences, remaking
 from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
@@ -110,7 +110,7 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     logical = scheduled.graph if scheduled.history else complete(scheduled.graph, [])
     calls = scheduled.calls
     rows = local_rows(logical, source.batch_size, calls)
-    sizes, counts = piece_sizes(logical), early_counts(logical)
+    sizes, counts = piece_sizes(logical, dtype=source.dtype), early_counts(logical)
     cuts = Cuts(tuple(sorted(sizes.items())), scheduled.stages, tuple(sorted(counts)))
     local = source.local(rows, cuts)
     if cuts.finer or source is not scheduled.source or source.guessed:
@@ -255,7 +255,8 @@ def _lower(
     made: dict[tuple[Cadence, ...], tuple[Lowering, Plan]] = {}
 
     def attempt(cadences: tuple[Cadence, ...]) -> Plan:
-        state = replace(started, cadences=cadences, seconds=dict(started.seconds))
+        logical = remaking(started.logical, cadences) if training else started.logical
+        state = replace(started, logical=logical, cadences=cadences, seconds=dict(started.seconds))
         plan = _plan(scheduled, settings, source, run_passes(state), asked, trained, training)
         made[cadences] = state, plan
         return plan
@@ -263,7 +264,9 @@ def _lower(
     if trained is not None:
         attempt(chosen := trained.cadences)
     else:
-        chosen = choose_cadences(started.logical, settings.precision, limit, attempt)
+        chosen = choose_cadences(
+            started.logical, settings.precision, settings.machine, limit, attempt
+        )
     state, plan = made[chosen]
     begin = time.perf_counter()
     report = check_plan(plan, memory_limit=limit)

@@ -12,9 +12,6 @@ from piper.ir.select import select
 
 REDUCE_STREAM, GATHER_STREAM = "reduce", "gather"
 STEP = "step"  # how often: once
-BUCKET_SIZE = (
-    64 << 20
-)  # bytes of parameters that are reduced or gathered at once under ZeRO 2 and 3
 
 
 class Replicate(Selecting, frozen=True, kw_only=True):
@@ -41,7 +38,7 @@ class Replicate(Selecting, frozen=True, kw_only=True):
            "step". `reduce_every` takes ZeRO 2 or 3: gradients that stay whole are reduced once.
         4. `bucket_size` is a number of bytes, or a text such as "25MiB"; chunks are then cut at the
            boundaries of modules, so that each reads at most so many bytes of parameters. What is not
-           said is 64 MiB, and for ZeRO 0 and 1 also no less than a sixteenth of a chunk.
+           said is an eighth of a chunk, but at least 64 MiB, and under ZeRO 2 and 3 at most 512 MiB.
         5. All regions that share a parameter are replicated alike (checked when lowered).
 
     Rewrite:
@@ -49,8 +46,8 @@ class Replicate(Selecting, frozen=True, kw_only=True):
         # changes 4 nodes
 
         F[PP=0]  F[PP=1]  B[PP=1]  B[PP=0]
-            owners + Owner(axis=dp, how=replicate, shares=batch, stream=reduce, origin=1,
-                bucket_size=67108864, zero=2, reduce_every=none, gather_stream=gather)
+            owners + Owner(axis=dp, how=replicate, shares=batch, stream=reduce, origin=1, zero=2,
+                reduce_every=none, gather_stream=gather)
         batch:x  %x  $d.%x/1
             layout {} -> {dp: split(0)}
         a.weight  b.weight
@@ -117,7 +114,7 @@ class Replicate(Selecting, frozen=True, kw_only=True):
 
     def _bucket_bytes(self, call: Call) -> int | None:
         if self.bucket_size is None:
-            return BUCKET_SIZE if self.zero > 1 else None
+            return None
         return parse_size(self.bucket_size, call=call, requirement=4)
 
 

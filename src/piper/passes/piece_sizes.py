@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk
+from piper.ir.tensor_type import dtype_bytes
 
-OVERLAPPED = 16  # pieces of a chunk at most, so that its gradients are reduced beside its backward
+OVERLAPPED = 8  # pieces of a chunk at most, so that its gradients are reduced beside its backward
 SMALLEST = 64 << 20  # bytes of such a piece
+LARGEST = 512 << 20  # of one whose parameters or gradients ranks do not keep whole
 
 
-def piece_sizes(graph: Graph, *, overlap: bool = True) -> dict[int, int]:
+def piece_sizes(graph: Graph, *, dtype: str = "", overlap: bool = True) -> dict[int, int]:
     """Chunk number -> the most bytes of parameters that one piece of it may read.
 
     Chunks that read no more are left out. One whose experts are sharded stays whole: only the whole
-    region has the form that shard needs. Without `overlap`, only what a directive asks for.
+    region has the form that shard needs. Without `overlap`, only what a directive asks for. Parameters
+    have the dtype of the graph, or another one that they are going to be cast to.
     """
     found: dict[int, int] = {}
     for node in graph.chunks:
         if node.phase != "F" or any(owner.shares == "experts" for owner in node.owners):
             continue
         params = [graph.values[n] for n in node.inputs if graph.values[n].role == "param"]
-        total = sum(value.nbytes for value in params)
+        total = sum(value.type.size * dtype_bytes(dtype or value.dtype) for value in params)
         sizes = [owner.bucket_size for owner in node.owners if owner.bucket_size is not None]
         if overlap and not sizes and _has_copies(graph, node):
-            sizes = [max(SMALLEST, total // OVERLAPPED)]
+            size = max(SMALLEST, total // OVERLAPPED)
+            sizes = [min(size, LARGEST) if any(o.zero > 1 for o in node.owners) else size]
         if sizes and total > min(sizes):
             found[node.chunk] = min(found.get(node.chunk, sizes[0]), *sizes)
     return found

@@ -13,13 +13,15 @@ from piper.ir.nodes import ONCE
 class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the directive `origin`, what its user left open, and the reason for the choice: whole sums are
     reduced after every `reduce_every` microbatches, and what is gathered stays for `reuse` uses; either
-    is ONCE a step, or None where the user has said it. Of the buckets `kept` it stays all step."""
+    is ONCE a step, or None where the user has said it. Of the buckets `kept` it stays all step. Memory
+    for that may come from its chunks, whose backwards make `again` what is cheap to make."""
 
     origin: int
     reduce_every: int | None
     reuse: int | None
     reason: str
     kept: tuple[int, ...] = ()
+    again: bool = False
 
     def __str__(self) -> str:
         words = []
@@ -31,6 +33,8 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append(f"parameters are gathered {often}")
         if self.kept:
             words.append(f"those of {len(self.kept)} buckets once a step")
+        if self.again:
+            words.append("what is cheap is computed again in backwards")
         return f"{', '.join(words)}: {self.reason}"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from piper.check.problem import Problem
+from piper.directives.recompute import Recompute
 from piper.ir.precisions import dtypes_problem, precision_problem
 from piper.ir.tensor_type import MAX_BYTES, TensorType
 from piper.mesh import Mesh, Slice, mesh_problem
@@ -144,6 +145,8 @@ def _cadences(plan: Plan) -> Iterator[str]:
             shared = 0 <= bucket < len(plan.buckets) and plan.buckets[bucket].over
             if cadence.reuse is None or not shared:
                 yield f"bucket {bucket} is kept by {plan.history[cadence.origin]}"
+        if cadence.again and any(isinstance(r.directive, Recompute) for r in plan.history):
+            yield "what is cheap is computed again by choice, but the user speaks of that"
 
 
 def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:
