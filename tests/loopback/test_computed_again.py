@@ -132,6 +132,15 @@ def test_it_is_taken_where_nothing_fits_without_it() -> None:
         _job(least // 2)
 
 
+@pytest.mark.parametrize("name", ["expensive", "everything"])
+def test_a_user_may_want_nothing_computed_again(name: str) -> None:
+    limit = most_bytes(_all()) - 1
+    plan = _job(limit, recompute=name, machine=SLOW).plan
+    assert not plan.cadences[0].again and most_bytes(plan) <= limit
+    assert (_saved(plan) == _saved(_all())) == (name == "everything")
+    assert (moved(plan) > moved(_all())) == (name == "everything")
+
+
 def test_it_is_the_users_where_the_user_speaks_of_it() -> None:
     limit = most_bytes(_all(recompute="nothing")) - 1
     plan = _job(limit, recompute="nothing", machine=SLOW).plan

@@ -76,7 +76,7 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--recompute",
-        choices=("nothing", "expensive"),
+        choices=("nothing", "expensive", "everything"),
         help="what to keep for backwards; all else is computed again",
     )
     group.add_argument(

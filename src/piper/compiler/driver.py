@@ -196,7 +196,7 @@ def bodies_on(
             code,
             device=device,
             routing=routing,
-            recompute=node.recompute,
+            recompute="" if node.recompute == "everything" else node.recompute,
             data_ranks=data_ranks,
         )
         for body in chunk_bodies.by_phase.values():

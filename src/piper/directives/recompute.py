@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import msgspec
 
@@ -12,19 +12,21 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node
 from piper.ir.select import select
 
-Keep = Literal["nothing", "expensive"]
+Keep = Literal["nothing", "expensive", "everything"]
+KEEPS = get_args(Keep)
 
 
 class Recompute(Selecting, frozen=True, kw_only=True):
     """Drop what the selected chunks save for their backwards; a backward computes it again.
 
     `keep="nothing"` keeps a chunk's inputs only; `keep="expensive"` also the results of matrix
-    products and attention, so that only what is cheap is computed twice. The backward runs the code of
+    products and attention, so that only what is cheap is computed twice. With `keep="everything"`
+    nothing is, which `lower` may otherwise choose under a memory limit. The backward runs the code of
     its forward first. Random operations give the same numbers again.
 
     Requires:
         1. The selector names no phase: a backward computes what its forward did.
-        2. `keep` is "nothing" or "expensive".
+        2. `keep` is "nothing", "expensive" or "everything".
 
     Rewrite:
         s.recompute(where(PP=0), keep='expensive')
@@ -50,12 +52,12 @@ class Recompute(Selecting, frozen=True, kw_only=True):
                 requirement=1,
                 legal="where() of tags alone",
             )
-        if self.keep not in ("nothing", "expensive"):
+        if self.keep not in KEEPS:
             raise RecomputeError(
                 f"keep={self.keep!r}",
                 call=site.call,
                 requirement=2,
-                legal='keep="nothing" or keep="expensive"',
+                legal='keep="nothing", keep="expensive" or keep="everything"',
             )
         changed: dict[str, Node] = {}
         for name in select(graph, self.selector, call=site.call):

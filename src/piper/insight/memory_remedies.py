@@ -92,7 +92,7 @@ def taken_in(plan: Plan) -> Collection[str]:
     directives = [record.directive for record in plan.history]
     level = min((d.zero for d in directives if isinstance(d, Replicate)), default=0)
     found = {use for use, needed in _ZERO.items() if level >= needed}
-    if any(record.directive.kind == "recompute" for record in plan.history):
+    if any(isinstance(d, Recompute) and d.keep != "everything" for d in directives):
         found.add("saved")
     return found
 
@@ -205,7 +205,7 @@ def _recomputing(history: list[Record]) -> Iterator[tuple[tuple[str, ...], list[
     if "nothing" in kept:
         return
     rest = [record for record in history if not isinstance(record.directive, Recompute)]
-    less: tuple[Keep, ...] = ("nothing",) if kept else ("expensive", "nothing")
+    less: tuple[Keep, ...] = ("nothing",) if "expensive" in kept else ("expensive", "nothing")
     for keep in less:
         new = Record(Call("recompute"), Recompute(where(), keep=keep))
         at = next((i for i, r in enumerate(rest) if isinstance(r.directive, Split)), len(rest))

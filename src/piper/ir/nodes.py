@@ -75,7 +75,7 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     body: str = ""
     forward: str = ""
     owners: tuple[Owner, ...] = ()
-    recompute: Literal["", "nothing", "expensive"] = ""
+    recompute: Literal["", "nothing", "expensive", "everything"] = ""
     transfer: str = ""
 
 
