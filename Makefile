@@ -28,6 +28,7 @@ bench: .venv/ready
 bench-gpu:
 	$(PYTHON) benchmarks/shared_gpu.py --compile
 	$(PYTHON) benchmarks/peers.py --json peers-gpu.json
+	$(PYTHON) benchmarks/largest_batch.py
 
 # Random programs, other ones each time; a failure prints its program.
 FUZZ ?= 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import tempfile
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -19,9 +20,13 @@ def _folder() -> str:
     return made.name
 
 
-@cache
 def weights_file(sizes: Sizes) -> str:
-    """The path of a model's weights."""
+    """The path of a model's weights, which are the same for every batch."""
+    return _weights_file(replace(sizes, rows=1, microbatches=1))
+
+
+@cache
+def _weights_file(sizes: Sizes) -> str:
     path = os.path.join(_folder(), f"{len(os.listdir(_folder()))}.pt")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -8,9 +8,10 @@ on a CPU; on a GPU, where they do not fit together, launch by launch. A run leav
 file has, and starts none after `--seconds`: call it again to go on. Without a GPU, `--device cpu`
 runs a small float32 model over gloo. Of a side that fails, the table says how; its row goes on.
 
-`within` is Piper under the memory that the fastest peer took, where Piper took more. `exposed` is
-communication beside which a rank computes nothing, of the rank that has most of it; the `limit` is the
-larger of what a rank computes and what it moves at the best rate seen, in Piper's own recording.
+`within` is Piper under the memory that the fastest peer took, where that makes another plan.
+`exposed` is communication beside which a rank computes nothing, of the rank that has most of it; the
+`limit` is the larger of what a rank computes and what it moves at the best rate seen, in Piper's own
+recording.
 """
 
 from __future__ import annotations
@@ -251,20 +252,20 @@ class Turns:
         return self.jobs[name]
 
     def _add_within(self) -> bool:
-        """Whether Piper has a plan for the memory that the fastest peer took, which took less."""
+        """Whether Piper has another plan for the memory that the fastest peer took."""
         mine = self.sides["piper"]
         peers = [s for name, s in self.sides.items() if "@" in name and "failed" not in s]
         if "failed" in mine or not peers:
             return False
         limit = min(peers, key=lambda side: statistics.median(side["ms"]))["peak"]
-        if mine["peak"] <= limit:
-            return False
-        self.sides["within"] = {"ms": [], "peak": 0.0}
         try:
-            job = self.jobs["within"] = lower(self.row, self.regime, self.options, limit=limit)
+            job = lower(self.row, self.regime, self.options, limit=limit)
         except PiperError as error:
-            self.sides["within"]["refused"] = str(error)
+            self.sides["within"] = {"ms": [], "peak": 0.0, "refused": str(error)}
             return False
+        if job.plan.classes == self.jobs["piper"].plan.classes:
+            return False
+        self.jobs["within"], self.sides["within"] = job, {"ms": [], "peak": 0.0}
         self.found["within"] = {"limit": limit, "summary": job.summary()}
         return True
 
