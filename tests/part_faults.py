@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from piper.plan.types import Plan, RankClass
-from tests.faults import Fault, Plant, changed, each, fault, moved, permuted, with_tasks
+from tests.faults import Fault, Plant, changed, each, fault, moved, permuted, shifted, with_tasks
 
 
 def _in_place(plan: Plan) -> Iterator[tuple[int, RankClass, int, Any]]:
@@ -60,7 +60,41 @@ def taken_again(plan: Plan) -> Iterator[Fault]:
                 yield fault(changes, "updates", other.name)
 
 
+def made_again(plan: Plan) -> Iterator[Fault]:
+    """A sum is made anew in the middle, and what was in it is gone."""
+    for number, part, _, task in _in_place(plan):
+        adds = [i for i, t in enumerate(part.tasks) if task.source in t.writes and t.kind == "add"]
+        for later in adds[1:]:
+            changes = changed(plan, number, later, zeros=True)
+            yield fault(changes, "updates", part.tasks[later].name)
+
+
+def never_made(plan: Plan) -> Iterator[Fault]:
+    """Nobody makes the memory that a sum is added up in."""
+    for number, part, _, task in _in_place(plan):
+        first = next(i for i, t in enumerate(part.tasks) if task.source in t.writes)
+        changes = changed(plan, number, first, zeros=False)
+        yield fault(changes, "updates", part.tasks[first].name)
+
+
+def reduced_twice(plan: Plan) -> Iterator[Fault]:
+    """A whole sum is reduced over the ranks, and so is the part of it."""
+    for number, part, index, task in _in_place(plan):
+        whole = msgspec.structs.replace(
+            task, name=f"{task.name}!", comm="all_reduce", target=task.source, frees=()
+        )
+        tasks = [
+            msgspec.structs.replace(t, waits=shifted(t, index)) if i >= index else t
+            for i, t in enumerate(part.tasks)
+        ]
+        tasks.insert(index, whole)
+        yield fault(with_tasks(plan, number, tasks), "updates", whole.name)
+
+
 PART_FAULTS: dict[str, Plant] = {
     plant.__name__: plant
-    for plant in (norm_too_early, reduced_from_another, reduced_elsewhere, taken_again)
-}
+    for plant in (
+        norm_too_early, reduced_from_another, reduced_elsewhere, taken_again, made_again, never_made,
+        reduced_twice,
+    )
+}  # fmt: skip

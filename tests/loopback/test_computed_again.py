@@ -124,6 +124,17 @@ def test_it_is_left_where_it_takes_longer_than_it_spares() -> None:
     assert exchange_seconds(fast, FAST) < remaking_seconds(fast, slow, FAST)
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_it_is_taken_where_nothing_fits_whatever_is_smallest(zero: int) -> None:
+    """What moves least may also take least memory."""
+    plain, again = (
+        min(most_bytes(_job(zero=zero, recompute=keep, reduce_every=e).plan) for e in (1, "step"))
+        for keep in ("everything", "expensive")
+    )
+    plan = _job((plain + again) // 2, zero=zero, machine=FAST).plan
+    assert plan.cadences[0].again and "without that" in plan.cadences[0].reason
+
+
 def test_it_is_taken_where_nothing_fits_without_it() -> None:
     least = min(most_bytes(_job(reuse=1, reduce_every=every).plan) for every in (1, "step"))
     plan = _job(least - 1, machine=FAST).plan

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 
 from piper.api.job import Job
+from piper.errors import RunError
+from piper.mesh import Slice
 from piper.plan.local_order import Local
 from piper.plan.memory_ledger import MemoryLedger
+from piper.plan.report.summary import peak_bytes
+from piper.plan.report.volume import held_bytes
 from piper.plan.slots import SUMS
 from piper.plan.tasks import scatters
+from piper.plan.types import class_of
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from tests.loopback.storages import live, unique_bytes
@@ -34,12 +40,36 @@ def _in_place(job: Job) -> set[bool]:
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_where_a_sum_is_there_for_long(zero: int) -> None:
-    """A sum of one microbatch is gone as soon as it is reduced, so that it is better freed whole."""
-    assert _in_place(_job(zero=zero, microbatches=2)) == {True}
-    assert _in_place(_job(zero=zero, microbatches=1)) == {False}
+def test_where_all_sums_are_there_at_once(zero: int) -> None:
+    """Sums of one microbatch come and go, one after the other: they are better freed whole."""
+    assert _in_place(_job(zero=zero, microbatches=2, bucket_size=300)) == {True}
+    assert _in_place(_job(zero=zero, microbatches=1, bucket_size=300)) == {False}
     if zero > 1:
         assert _in_place(_job(zero=zero, microbatches=2, reduce_every=1)) == {False}
+
+
+@pytest.mark.parametrize("schedule", ["looped_bfs", "1f1b"])
+def test_sums_of_stages_that_come_one_after_the_other_do_not_pile_up(schedule: str) -> None:
+    """Where all microbatches pass a stage before the next one, parts and one sum are less than all."""
+    strategy = parallel(pp=2, dp=4, zero=2, microbatches=2, schedule=schedule)
+    job = program_of("deep").apply(strategy).lower(optimizer=ADAMW)
+    together = schedule == "1f1b"
+    assert _in_place(job) == {together}
+    whole = {
+        part.slice: sum(b.size * 8 for b in job.plan.buckets if part.slice in b.slices)
+        for part in job.plan.classes
+    }
+    most: Counter[Slice] = Counter()
+
+    def observe(worker: Worker) -> None:
+        sums = live(worker, lambda slot: slot.kind in ("grad", *SUMS) and slot.bucket >= 0)
+        at = class_of(worker.plan, worker.me.rank).slice
+        most[at] = max(most[at], unique_bytes(sums))
+
+    with job.launch("loopback", observe=observe) as run:
+        run.step(batches_of("deep")[0])
+    assert all((most[at] == whole[at]) == together for at in whole)
+    assert all(most[at] <= whole[at] for at in whole)
 
 
 @pytest.mark.parametrize("adversary", [False, True])
@@ -74,6 +104,32 @@ def test_gradients_before_the_first_step_are_zeros() -> None:
         evaluated = run.gradients()
         run.evaluate(CASES["tied"].batch(1))
         assert all(torch.equal(evaluated[n], g) for n, g in run.gradients().items())
+
+
+def test_reports_count_what_is_left() -> None:
+    job = _job(zero=2, microbatches=2)
+    (part,) = job.plan.classes
+    left = sum(bucket.size * 8 // 2 for bucket in job.plan.buckets)
+    assert held_bytes(part)["gradients"] == left
+    assert peak_bytes(part) >= 2 * left  # whole sums are Values of a step
+
+
+def test_gradients_of_a_step_that_failed_are_refused() -> None:
+    job = _job(zero=2, microbatches=2)
+    with job.launch("loopback") as run:
+        run.step(CASES["tied"].batch(0))
+        (worker, *_) = run.workers.workers  # type: ignore[attr-defined]
+        first, fails = worker.starts[-1], RuntimeError("planted")
+
+        def fail() -> None:
+            raise fails
+
+        worker.starts[-1] = fail
+        with pytest.raises(Exception, match="planted"):
+            run.step(CASES["tied"].batch(1))
+        with pytest.raises(RunError, match="the last step did not end"):
+            worker.tensors("grad")
+        worker.starts[-1] = first
 
 
 def test_a_plan_has_no_gradients_while_its_first_forward_runs() -> None:

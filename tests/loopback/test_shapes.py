@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import piper
 from piper.api.job import Job
 from piper.errors import PlanError, RunError, TraceError
+from piper.runtime.worker.storages import held_bytes
 from piper.strategies import parallel
 from piper.training.verify import compare, load_initial, train_one_device
 from tests.loopback import ragged
@@ -113,6 +114,7 @@ def test_each_shape_is_compiled_once_and_shares_its_tensors(
             left, asked = last.tensors("grad"), first.tensors("grad")
             assert left.keys() == asked.keys() and any(tensor.any() for tensor in left.values())
             assert all(torch.equal(left[key], asked[key]) for key in left)
+            assert held_bytes(first)["gradients"] == held_bytes(last)["gradients"] > 0
     lines = capsys.readouterr().out.splitlines()
     told = [line.rpartition(": ")[0] for line in lines if line.startswith("compiled")]
     assert told == [

@@ -42,7 +42,7 @@ def test_chunks_are_cut_into_eighths(zero: int, monkeypatch: pytest.MonkeyPatch)
     graph = _graph(zero=zero)
     sizes = piece_sizes(graph)
     assert sizes and all(size == _bytes(graph, chunk) // 8 for chunk, size in sizes.items())
-    assert piece_sizes(graph, overlap=False) == {}
+    assert piece_sizes(graph, overlap=False) == (sizes if zero > 1 else {})
     monkeypatch.setattr(rules, "SMALLEST", MIB)
     assert piece_sizes(graph) == {}
 

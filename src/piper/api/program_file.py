@@ -15,7 +15,7 @@ from piper.ir.history import Record
 from piper.ir.nodes import Chunk
 from piper.ir.well_formed import verify
 
-VERSION = 1
+VERSION = 2
 
 
 class ProgramFile(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from piper.bodies.cutting.body_memory import moments_inside, refuse_shared_memor
 from piper.bodies.cutting.failing_code import blaming
 from piper.bodies.cutting.joint import trace_joint
 from piper.bodies.cutting.linalg_checks import nan_where_checks_fail
+from piper.bodies.cutting.narrow_norms import narrow_norms
 from piper.bodies.cutting.partition import Half, Recompute, partition
 from piper.bodies.cutting.routed import Routing, bounded, route
 from piper.bodies.cutting.row_wise import refuse_mixed_rows
@@ -85,6 +86,8 @@ class BodyStore:
             joint = trace_joint(code, device=device, run=run)
         nan_where_checks_fail(joint.graph)
         reshape_where_unsure(joint.graph)
+        if device == "cuda":
+            narrow_norms(joint.graph)
         growth = min(routing.max_load, routing.num_ranks) if routing else 1.0
         parts = partition(joint, code, recompute)
         if routing is not None:

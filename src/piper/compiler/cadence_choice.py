@@ -59,15 +59,19 @@ def choose_cadences(
         attempt(cadences)
         return cadences
     search = _Search(found, limit, attempt)
-    plain = search.best(again=False)
-    if plain.moves_least or any(node.recompute for node in graph.chunks):
+    fewest = f"of what fits into {show_size(limit)} it moves the fewest bytes"
+    plain = search.best(fewest, again=False)
+    if (plain.fits and plain.moves_least) or any(node.recompute for node in graph.chunks):
         return plain.cadences
-    again = search.best(again=True)
-    if plain.fits:
-        spared = exchange_seconds(plain.plan, machine) - exchange_seconds(again.plan, machine)
-        if spared <= remaking_seconds(plain.plan, again.plan, machine):
-            return plain.cadences
-    return again.cadences
+    if not plain.fits:
+        return search.best(
+            f"nothing fits into {show_size(limit)} without that", again=True
+        ).cadences
+    again = search.best(f"{fewest}, and what that spares takes longer", again=True)
+    spared = exchange_seconds(plain.plan, machine) - exchange_seconds(again.plan, machine)
+    if again.fits and spared > remaking_seconds(plain.plan, again.plan, machine):
+        return again.cadences
+    return plain.cadences
 
 
 def remaking(graph: Graph, cadences: tuple[Cadence, ...]) -> Graph:
@@ -100,7 +104,7 @@ class _Search:
     limit: int
     attempt: Callable[[tuple[Cadence, ...]], Plan]
 
-    def best(self, *, again: bool) -> _Found:
+    def best(self, reason: str, *, again: bool) -> _Found:
         """What fits and moves the fewest bytes, else what takes least memory."""
         gathered = any(each.gathers for each in self.found)
         best: _Found | None = None
@@ -108,7 +112,11 @@ class _Search:
         for reduce_every in _REDUCE if any(each.reduces for each in self.found) else (ONCE,):
             for reuse in _REUSE if gathered else (1,):
                 least = reduce_every == ONCE and (reuse == ONCE or not gathered)
-                last = self._tried(reduce_every, reuse, again=again, least=least)
+                cadences = tuple(
+                    replace(_cadence(each, reduce_every, reuse, reason), again=again)
+                    for each in self.found
+                )
+                last = self._tried(cadences, least=least)
                 if smallest is None or last.nbytes < smallest.nbytes:
                     smallest = last
                 if last.fits:
@@ -121,12 +129,8 @@ class _Search:
         assert found is not None
         return found
 
-    def _tried(self, reduce_every: int, reuse: int, *, again: bool, least: bool) -> _Found:
+    def _tried(self, cadences: tuple[Cadence, ...], *, least: bool) -> _Found:
         """With as many buckets kept all step as fit."""
-        reason = f"of what fits into {show_size(self.limit)} it moves the fewest bytes"
-        cadences = tuple(
-            replace(_cadence(each, reduce_every, reuse, reason), again=again) for each in self.found
-        )
         plan = self.attempt(cadences)
         nbytes = most_bytes(plan)
         fits = nbytes <= self.limit

@@ -23,6 +23,7 @@ from piper.passes.dispatch.early_messages import early_messages
 from piper.passes.dispatch.emit import emit
 from piper.passes.dispatch.list_schedule import Ordered, crossed_messages, schedule
 from piper.passes.dispatch.pace import pace
+from piper.passes.dispatch.passing_sums import passing_sums
 from piper.passes.physical.bind import GetBodies, bind_bodies
 from piper.passes.physical.buckets import WIDE_ENOUGH, Bucketed, make_buckets
 from piper.passes.physical.clip import Clip, measure_norm
@@ -153,6 +154,10 @@ def _schedule(state: Lowering) -> None:
         raise _order_error(state, "sent {} before {}, received {} first".format(*crossed))
 
 
+def _pass_sums(state: Lowering) -> None:
+    state.physical = passing_sums(state.graph)
+
+
 def _pace(state: Lowering) -> None:
     state.physical = pace(state.graph, state.bucketed)
 
@@ -181,6 +186,7 @@ PASSES = (
     Pass("sort", _sort),  # every node behind those that it waits for
     Pass("orders", _order),  # the user's orders as edges
     Pass("schedule", _schedule),  # one global order by list scheduling
+    Pass("sums", _pass_sums),  # whether gradients lie in the place of their sums
     Pass("pace", _pace),  # gathers for each use; receives and reductions held in step
     Pass("verify", _verify),  # the physical graph is well-formed
     Pass("emit", _emit),  # slots, waits and frees of every class of ranks

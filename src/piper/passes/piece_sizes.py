@@ -15,8 +15,8 @@ def piece_sizes(graph: Graph, *, dtype: str = "", overlap: bool = True) -> dict[
     """Chunk number -> the most bytes of parameters that one piece of it may read.
 
     Chunks that read no more are left out. One whose experts are sharded stays whole: only the whole
-    region has the form that shard needs. Without `overlap`, only what a directive asks for. Parameters
-    have the dtype of the graph, or another one that they are going to be cast to.
+    region has the form that shard needs. Without `overlap`, only what directives ask for, and ZeRO 2 and
+    3. Parameters have the dtype of the graph, or another one that they are going to be cast to.
     """
     found: dict[int, int] = {}
     for node in graph.chunks:
@@ -25,9 +25,10 @@ def piece_sizes(graph: Graph, *, dtype: str = "", overlap: bool = True) -> dict[
         params = [graph.values[n] for n in node.inputs if graph.values[n].role == "param"]
         total = sum(value.type.size * dtype_bytes(dtype or value.dtype) for value in params)
         sizes = [owner.bucket_size for owner in node.owners if owner.bucket_size is not None]
-        if overlap and not sizes and _has_copies(graph, node):
+        bounded = any(owner.zero > 1 for owner in node.owners)
+        if (overlap or bounded) and not sizes and _has_copies(graph, node):
             size = max(SMALLEST, total // OVERLAPPED)
-            sizes = [min(size, LARGEST) if any(o.zero > 1 for o in node.owners) else size]
+            sizes = [min(size, LARGEST) if bounded else size]
         if sizes and total > min(sizes):
             found[node.chunk] = min(found.get(node.chunk, sizes[0]), *sizes)
     return found

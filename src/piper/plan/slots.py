@@ -52,7 +52,7 @@ LINGERING = frozenset(row.name for row in _ROWS if row.lingers)
 MODEL = frozenset(row.name for row in _ROWS if row.model)
 BUCKETED = frozenset(row.name for row in _ROWS if row.bucketed)
 POOLED = frozenset(row.name for row in _ROWS if row.pooled)
-PASSING = POOLED | {"gathered"}  # made and freed within a step, on the device
+PASSING = POOLED | LINGERING | {"gathered"}  # made within a step, on the device
 SUMS = ("sum", "unreduced")  # what the first task that adds to it makes
 PARTS = ("shard", "grad")  # what has only the rank's part of a bucket, if that is cut
 

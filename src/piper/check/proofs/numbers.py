@@ -10,7 +10,7 @@ from itertools import pairwise
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.plan.holdings import is_cut
-from piper.plan.slots import BUCKETED, SUMS, Slot
+from piper.plan.slots import BUCKETED, LINGERING, SUMS, Slot
 from piper.plan.tasks import Add, Comm, Run, Stepping, Task
 from piper.plan.types import Bucket
 
@@ -75,14 +75,19 @@ def _microbatches(world: World, party: Party) -> Iterator[Problem]:
 
 
 def _starts(world: World, party: Party) -> Iterator[Problem]:
-    """A bucket's sum is made, with zeros between its parts, by the first that adds to it."""
+    """A bucket's sum is made, with zeros between its parts, by the first that adds to it. One in which
+    gradients are reduced is made once: they would be lost."""
     begun: set[int] = set()
     for index, task in enumerate(party.tasks):
         slot = task.sums[0] if isinstance(task, Add) else -1
         if slot >= 0 and party.slots[slot].kind in SUMS and party.slots[slot].bucket >= 0:
             assert isinstance(task, Add)
-            if slot not in begun and not task.zeros and not whole(task):
-                text = f"{task.name} adds to {party.slots[slot].name}, which has no zeros yet"
+            name, lingers = party.slots[slot].name, party.slots[slot].kind in LINGERING
+            if slot not in begun and not task.zeros and (lingers or not whole(task)):
+                text = f"{task.name} adds to {name}, which has no zeros yet"
+                yield problem(world, "updates", text, (party, index))
+            elif slot in begun and lingers and task.zeros:
+                text = f"{task.name} makes {name} again, and loses what was reduced in it"
                 yield problem(world, "updates", text, (party, index))
             begun.add(slot)
 

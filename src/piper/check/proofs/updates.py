@@ -247,8 +247,15 @@ class _Chain:
         yield from self._nothing_behind(index, source)
 
     def _nothing_behind(self, index: int, source: int) -> Iterator[Problem]:
-        """No task adds to a sum, or takes it, after one has, until it is started again."""
+        """No task adds to a sum, or takes it, after one has, until it is started again; and before it
+        tasks only add to it."""
         task, name, end = self.party.tasks[index], self.party.slots[source].name, self.num_tasks
+        for earlier in self.local.written_by(source):
+            if earlier < index and not isinstance(self.party.tasks[earlier], Add):
+                text = (
+                    f"{self.party.tasks[earlier].name} changes {name} before {task.name} takes it"
+                )
+                yield self._problem(text, earlier, index)
         for later in self.local.written_by(source):
             if later > index:
                 add = self.party.tasks[later]

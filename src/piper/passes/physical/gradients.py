@@ -67,11 +67,9 @@ class _Reduction:
             total = self._value("$grad", "gradient", self.terms)
             self._sum_all(contributions, total)
         elif len(turns) < 2:
-            several = len({self._microbatch(node) for node, _ in contributions}) > 1
-            whole = self._value("$sum", "unreduced" if several else "sum", self.terms)
+            whole = self._value("$sum", "unreduced", self.terms)
             self._sum_all(contributions, whole)
-            # A sum of several microbatches is there for long, so that its part needs no other place.
-            total = self._value("$grad", "gradient", self.shards, base=whole if several else "")
+            total = self._value("$grad", "gradient", self.shards, base=whole)
             self._change(f"scatter>{total}", whole, total, ())
         else:
             total = self._value("$grad", "gradient", self.shards)
@@ -83,14 +81,11 @@ class _Reduction:
         """What is reduced at once: the contributions of so many microbatches."""
         by_microbatch: dict[int, _Members] = defaultdict(list)
         for node, names in contributions:
-            by_microbatch[self._microbatch(node)].append((node, names))
+            by_microbatch[self.draft.logical.microbatch(node)].append((node, names))
         found = [by_microbatch[number] for number in sorted(by_microbatch)]
         size = self.keeping.reduce_every or max(1, len(found))
         starts = range(0, len(found), size)
         return [[one for some in found[i : i + size] for one in some] for i in starts]
-
-    def _microbatch(self, node: Chunk) -> int:
-        return self.draft.logical.microbatch(node)
 
     def _value(
         self,

@@ -6,16 +6,18 @@ from collections import Counter
 
 from piper.plan.memory_use import memory_use
 from piper.plan.report.summary import slot_bytes
-from piper.plan.slots import STAYING, Slot
+from piper.plan.slots import LINGERING, STAYING, Slot
 from piper.plan.tasks import Comm
 from piper.plan.types import Plan, RankClass
 
 
 def held_bytes(found: RankClass) -> dict[str, int]:
-    """Bytes of what stays from step to step, by kind; what shows a part of another counts nothing."""
+    """Bytes of what stays from step to step, by kind; what shows a part of another counts nothing, but
+    for a gradient, of which a copy stays."""
     total: Counter[str] = Counter()
     for slot, use in zip(found.slots, memory_use(found.slots, found.tasks), strict=True):
-        if slot.base < 0 and slot.kind in STAYING:
+        own = slot.base < 0 or found.slots[slot.base].kind in LINGERING
+        if own and slot.kind in STAYING:
             total[use if slot.kind != "constant" else "constants"] += slot_bytes(slot)
     return dict(total)
 

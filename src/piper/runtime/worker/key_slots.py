@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Steps:
-    """Of all plans that train the same parameters: how many have begun, how many have ended, and the
-    number (from 1 on) of the last one that has changed a buffer; and the worker of the last one."""
+    """Of all plans that train the same parameters: how many have begun, how many have ended, the number
+    (from 1 on) of the last one that has changed a buffer; and who made the last one, if it has ended."""
 
     begun: int = 0
     finished: int = 0

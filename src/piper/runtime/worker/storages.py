@@ -20,10 +20,12 @@ def held_bytes(worker: Worker) -> dict[str, int]:
     """Bytes of parameters, gradients, optimizer state (with masters) and all else, each storage once."""
     seen: set[int] = set()
     slots = list(zip(worker.me.slots, worker.slots, strict=True))
+    last = worker.steps.last or worker  # which has what the last step left of gradients
+    left = zip(last.me.slots, last.slots, strict=True)
     pooled = [(worker.use[i], tensor) for i, tensor in worker.pooled.items()]
     found = {
         "parameters": _new(seen, (t for s, t in slots if s.kind in MODEL)),
-        "gradients": _new(seen, (t for s, t in slots if s.kind in ("grad", *LINGERING)))
+        "gradients": _new(seen, (t for s, t in (*slots, *left) if s.kind in ("grad", *LINGERING)))
         + _new(seen, (t for use, t in pooled if use == "gradients")),
         "optimizer": _new(seen, optimizer_tensors(worker)),
     }

@@ -223,7 +223,7 @@ class Worker:
         if self.plan.train:
             if self.steps.last is not None:
                 self.steps.last.drop_gradients()
-            self.steps.last = self
+            self.steps.last = None
         num = self.plan.num_microbatches
         for index, slot in self.batch_slots:
             leaf = leaves[slot.source]
@@ -286,6 +286,8 @@ class Worker:
 
     def end_step(self) -> dict[str, float]:
         """Keep only the rank's part of what lingers; the loss and count of the whole batch."""
+        if self.plan.train:
+            self.steps.last = self
         for slot in self.lingering:
             for part in self._parts[slot]:
                 self.slots[part] = self.slots[part].clone()
@@ -314,7 +316,7 @@ class Worker:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
         start = held.offset
-        if held.what == "grad" and whole is None:
+        if held.what == "grad" and not self.stays(held.slot):
             whole = self._last_gradient(held.slot)
         if held.what in ("master", "average", "state"):
             updater, place = self._stepping[held.slot]
@@ -328,11 +330,13 @@ class Worker:
         return flat.view(held.box.size) if held.is_whole_box else flat
 
     def _last_gradient(self, index: int) -> Tensor:
-        """What another plan's step has left of a gradient; zeros before the first one."""
+        """What the last step has left of a gradient, by whichever plan; zeros before the first one."""
         last = self.steps.last
-        if last is None or last is self:
+        if last is None:
+            if self.steps.begun:
+                raise RunError("the last step did not end, so that there are no gradients of it")
             return self._empty(self.me.slots[index]).zero_()
-        found: Tensor = last._gradients[self.content(index)]
+        found: Tensor = self.slots[index] if last is self else last._gradients[self.content(index)]
         return found
 
     @cached_property
