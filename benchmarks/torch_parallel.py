@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from deepspeed_zero import deepspeed_zero
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -244,12 +245,14 @@ def _with_gradient(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def make_parallel(name: str, ranked: Ranked) -> Step:
-    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole, or pp: or experts: and
-    a schedule."""
+    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole; pp: or experts: and a schedule;
+    or deepspeed: and a level of ZeRO."""
     variant, _, regime = name.partition("@")
     if variant.startswith("pp:"):
         schedule = variant.partition(":")[2]
         return pipeline(schedule, ranked, lambda module: Casting(module, ranked, regime))
+    if variant.startswith("deepspeed:"):
+        return deepspeed_zero(int(variant.partition(":")[2]), ranked, regime)
     if variant.startswith("experts:"):
         return experts(variant.partition(":")[2], ranked, regime)
     if variant.startswith("pp_fsdp2"):
