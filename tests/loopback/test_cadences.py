@@ -169,11 +169,10 @@ def test_under_a_limit_the_fewest_bytes_that_fit_are_moved() -> None:
 
 def test_what_memory_is_left_keeps_some_buckets_all_step() -> None:
     """Each byte more is used, and one rank that is full does not keep others from it."""
-    each = _job(reuse=1, reduce_every=1)
-    least, most = (most_bytes(job.plan) for job in (each, _job(reuse="step", reduce_every=1)))
+    least, most = (most_bytes(_job(reuse=uses, reduce_every=1).plan) for uses in (1, "step"))
     found, some = {}, []
     for limit in range(least, most, (most - least) // 8):
-        job = _job(limit=limit, reduce_every=1)
+        job = _job(limit=limit, reduce_every=1, recompute="everything")
         (chosen,) = job.plan.cadences
         assert chosen.reuse in (ONCE, 1) and most_bytes(job.plan) <= limit
         assert bool(chosen.kept) == ("once a step" in str(chosen))

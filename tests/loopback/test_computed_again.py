@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import piper
 from piper.api.job import Job
 from piper.check import check_plan, most_bytes
-from piper.compiler.cadence_costs import exchange_seconds, moved, remaking_seconds
+from piper.compiler.cadence_costs import choice_seconds, moved
 from piper.cost.estimate import NOMINAL
 from piper.cost.machine import Link, Machine
 from piper.errors import CheckError
@@ -87,7 +87,7 @@ def test_memory_for_parameters_comes_from_computing_again() -> None:
     assert less < whole
     job = _job((whole + less) // 2)
     (chosen,) = job.plan.cadences
-    assert (chosen.reduce_every, chosen.reuse, chosen.again) == (ONCE, ONCE, True)
+    assert (chosen.reduce_every, chosen.reuse, chosen.again) == (ONCE, ONCE, "expensive")
     assert "what is cheap is computed again in backwards" in job.summary()
     assert moved(job.plan) == moved(_all()) and _saved(job.plan) < _saved(_all())
     assert most_bytes(job.plan) <= (whole + less) // 2
@@ -119,9 +119,9 @@ def test_it_is_left_where_it_takes_longer_than_it_spares() -> None:
     fast, slow = (_job(limit, machine=machine).plan for machine in (FAST, SLOW))
     assert not fast.cadences[0].again and slow.cadences[0].again
     assert moved(slow) < moved(fast) and most_bytes(fast) <= limit
-    spared = exchange_seconds(fast, SLOW) - exchange_seconds(slow, SLOW)
-    assert spared > remaking_seconds(fast, slow, SLOW) > 0
-    assert exchange_seconds(fast, FAST) < remaking_seconds(fast, slow, FAST)
+    for machine, better, worse in ((SLOW, slow, fast), (FAST, fast, slow)):
+        taken = [choice_seconds(plan, fast, machine) for plan in (better, worse)]
+        assert taken[0] < taken[1]
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -133,6 +133,27 @@ def test_it_is_taken_where_nothing_fits_whatever_is_smallest(zero: int) -> None:
     )
     plan = _job((plain + again) // 2, zero=zero, machine=FAST).plan
     assert plan.cadences[0].again and "without that" in plan.cadences[0].reason
+
+
+def test_all_is_computed_again_where_that_is_what_fits_or_what_is_faster() -> None:
+    """A link so slow that no operation counts; or a limit that leaves no choice."""
+    cheap, nothing = (most_bytes(_all(recompute=keep)) for keep in ("expensive", "nothing"))
+    assert nothing < cheap
+    job = _job(cheap - 1, machine=SLOW)
+    (chosen,) = job.plan.cadences
+    assert (chosen.reuse, chosen.again) == (ONCE, "nothing")
+    assert "all is computed again in backwards" in job.summary()
+    assert "estimated to take the least time" in chosen.reason
+    batches = [_batch(seed) for seed in range(2)]
+    with job.launch("loopback", adversary=True) as run:
+        errors = compare(run, batches, train_one_device(job, batches))
+    assert errors.exact, errors
+    least = min(
+        most_bytes(_job(recompute="expensive", reuse=1, reduce_every=every).plan)
+        for every in (1, "step")
+    )
+    plan = _job(least - 1, machine=FAST).plan
+    assert plan.cadences[0].again == "nothing" and "without that" in plan.cadences[0].reason
 
 
 def test_it_is_taken_where_nothing_fits_without_it() -> None:
@@ -157,7 +178,7 @@ def test_it_is_the_users_where_the_user_speaks_of_it() -> None:
     plan = _job(limit, recompute="nothing", machine=SLOW).plan
     (chosen,) = plan.cadences
     assert not chosen.again and most_bytes(plan) <= limit
-    wrong = msgspec.structs.replace(chosen, again=True)
+    wrong = msgspec.structs.replace(chosen, again="nothing")
     with pytest.raises(CheckError, match="computed again by choice"):
         check_plan(msgspec.structs.replace(plan, cadences=(wrong,)))
 

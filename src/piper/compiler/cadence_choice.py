@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -11,19 +11,20 @@ from msgspec.structs import replace
 from piper.check import most_bytes
 from piper.check.parties import compressed
 from piper.check.peak import peak_of
-from piper.compiler.cadence_costs import exchange_seconds, moved, remaking_seconds
+from piper.compiler.cadence_costs import choice_seconds, moved
 from piper.cost.machine import Machine
 from piper.ir.form.byte_sizes import show_size
 from piper.ir.graph import Graph
 from piper.ir.nodes import ONCE, Node
 from piper.ir.precisions import Precision
 from piper.ir.tensor_type import dtype_bytes
-from piper.plan.cadence import Cadence
+from piper.plan.cadence import Again, Cadence
 from piper.plan.tasks import gathers
 from piper.plan.types import Plan
 
 _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves more
 _REUSE = (ONCE, 1)  # what lies between is better left to buckets that are kept
+_AGAIN: tuple[Again, ...] = ("", "expensive", "nothing")
 _UNBOUND = (
     "no memory limit was given: sums are held, which moves {moved} a step instead of {each}",
     "no memory limit was given",
@@ -51,37 +52,45 @@ def choose_cadences(
     a limit the one that moves the fewest bytes; the smallest where none fits. What memory is left by
     gathering for each use keeps the parameters of some buckets all step.
 
-    More memory comes from computing again, unless the user speaks of that. It is taken where nothing
-    fits without it, or where the machine would take longer to move the bytes that it spares."""
+    More memory comes from computing again, first what is cheap and then all, unless the user speaks of
+    that. It is taken where nothing fits without it, or where the machine would take longer to move the
+    bytes that it spares."""
     found = _open_in(graph, precision)
     if not found or limit is None:
         cadences = tuple(_unbound(each, graph.num_microbatches) for each in found)
         attempt(cadences)
         return cadences
     search = _Search(found, limit, attempt)
-    fewest = f"of what fits into {show_size(limit)} it moves the fewest bytes"
-    plain = search.best(fewest, again=False)
-    if (plain.fits and plain.moves_least) or any(node.recompute for node in graph.chunks):
-        return plain.cadences
-    if not plain.fits:
-        return search.best(
-            f"nothing fits into {show_size(limit)} without that", again=True
-        ).cadences
-    again = search.best(f"{fewest}, and what that spares takes longer", again=True)
-    spared = exchange_seconds(plain.plan, machine) - exchange_seconds(again.plan, machine)
-    if again.fits and spared > remaking_seconds(plain.plan, again.plan, machine):
-        return again.cadences
-    return plain.cadences
+    spoken = any(node.recompute for node in graph.chunks)
+    tried: list[_Found] = []
+    for again in _AGAIN[:1] if spoken else _AGAIN:
+        tried.append(search.best(_reason(limit, tried), again=again))
+        if tried[-1].fits and tried[-1].moves_least:
+            break
+    fitting = [each for each in tried if each.fits]
+    if not fitting:
+        return min(tried, key=lambda each: each.nbytes).cadences
+    plain = tried[0].plan
+    return min(fitting, key=lambda each: choice_seconds(each.plan, plain, machine)).cadences
+
+
+def _reason(limit: int, tried: Sequence[_Found]) -> str:
+    """Why a choice would be taken, after those that were tried."""
+    if not tried:
+        return f"of what fits into {show_size(limit)} it moves the fewest bytes"
+    if not any(each.fits for each in tried):
+        return f"nothing fits into {show_size(limit)} without that"
+    return f"of what fits into {show_size(limit)} it is estimated to take the least time"
 
 
 def remaking(graph: Graph, cadences: tuple[Cadence, ...]) -> Graph:
     """A logical graph whose chunks compute again what cadences have them compute again."""
-    origins = {cadence.origin for cadence in cadences if cadence.again}
-    changed: dict[str, Node] = {
-        node.name: replace(node, recompute="expensive")
-        for node in (graph.chunks if origins else ())
-        if not node.recompute and any(owner.origin in origins for owner in node.owners)
-    }
+    kept = {cadence.origin: cadence.again for cadence in cadences if cadence.again}
+    changed: dict[str, Node] = {}
+    for node in graph.chunks if kept else ():
+        origins = [owner.origin for owner in node.owners if owner.origin in kept]
+        if origins and not node.recompute:
+            changed[node.name] = replace(node, recompute=kept[origins[0]])
     return graph.replacing(changed) if changed else graph
 
 
@@ -104,7 +113,7 @@ class _Search:
     limit: int
     attempt: Callable[[tuple[Cadence, ...]], Plan]
 
-    def best(self, reason: str, *, again: bool) -> _Found:
+    def best(self, reason: str, *, again: Again) -> _Found:
         """What fits and moves the fewest bytes, else what takes least memory."""
         gathered = any(each.gathers for each in self.found)
         best: _Found | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from piper.cost.machine import Machine
 from piper.plan.memory_use import memory_use
-from piper.plan.tasks import Comm, gathers, scatters
+from piper.plan.tasks import Comm, Run, gathers, scatters
 from piper.plan.types import Plan, RankClass
 
 _PASSES = 3  # over the bytes of what is made again: two are read and one is written, or fewer
@@ -23,26 +24,44 @@ def moved(plan: Plan) -> float:
     return total
 
 
-def exchange_seconds(plan: Plan, machine: Machine) -> float:
-    """Of the same, one after the other, on the rank where that takes longest."""
-    longest = 0.0
-    for found in plan.classes:
-        first = next(iter(plan.mesh.ranks(found.slice)))
-        total = 0.0
-        for task in _moves(found):
-            ranks = plan.groups[task.group].ranks(plan.mesh, first)
-            taken = machine.exchange_of(task.facts, ranks, brought=_brought(found, task))
-            total += taken.latency + taken.seconds
-        longest = max(longest, total)
-    return longest
+def choice_seconds(plan: Plan, plain: Plan, machine: Machine) -> float:
+    """What gathers and reductions take, and what backwards take to make again what they do not find
+    saved as in a `plain` plan; one after the other, on the rank where that is longest."""
+    pairs = zip(plan.classes, plain.classes, strict=True)
+    return max(
+        _exchanging(plan, found, machine)
+        + _remaking(_work(plan, found), _work(plain, other), plan, machine)
+        for found, other in pairs
+    )
 
 
-def remaking_seconds(plain: Plan, again: Plan, machine: Machine) -> float:
-    """What backwards take to make again the bytes that one plan saves and the other does not, on the
-    rank where they are most."""
-    pairs = zip(plain.classes, again.classes, strict=True)
-    dropped = max(_saved(one) - _saved(other) for one, other in pairs)
-    return _PASSES * max(0, dropped) / machine.bandwidth
+def _exchanging(plan: Plan, found: RankClass, machine: Machine) -> float:
+    first = next(iter(plan.mesh.ranks(found.slice)))
+    total = 0.0
+    for task in _moves(found):
+        ranks = plan.groups[task.group].ranks(plan.mesh, first)
+        taken = machine.exchange_of(task.facts, ranks, brought=_brought(found, task))
+        total += taken.latency + taken.seconds
+    return total
+
+
+class _Work(NamedTuple):
+    """Of one rank in a step: operations of its bodies, and bytes that forwards leave for backwards."""
+
+    flops: float
+    saved: int
+
+
+def _work(plan: Plan, found: RankClass) -> _Work:
+    flops = sum(plan.body_flops.get(t.body, 0.0) for t in found.tasks if isinstance(t, Run))
+    uses = zip(found.slots, memory_use(found.slots, found.tasks), strict=True)
+    return _Work(flops, sum(slot.type.nbytes for slot, use in uses if use == "saved"))
+
+
+def _remaking(mine: _Work, plain: _Work, plan: Plan, machine: Machine) -> float:
+    dtype = plan.precision.compute or plan.buckets[0].dtype
+    products = machine.roofline(max(0.0, mine.flops - plain.flops), 0.0, dtype)
+    return products + _PASSES * max(0, plain.saved - mine.saved) / machine.bandwidth
 
 
 def _moves(found: RankClass) -> Iterator[Comm]:
@@ -53,9 +72,3 @@ def _moves(found: RankClass) -> Iterator[Comm]:
 
 def _brought(found: RankClass, task: Comm) -> int:
     return found.slots[task.source].type.nbytes
-
-
-def _saved(found: RankClass) -> int:
-    """Bytes that all forwards of a step leave for backwards."""
-    uses = zip(found.slots, memory_use(found.slots, found.tasks), strict=True)
-    return sum(slot.type.nbytes for slot, use in uses if use == "saved")

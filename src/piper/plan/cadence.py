@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from piper.ir.directive import AnyDirective
 from piper.ir.nodes import ONCE
 
+Again = Literal["", "expensive", "nothing"]
+
 
 class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the directive `origin`, what its user left open, and the reason for the choice: whole sums are
     reduced after every `reduce_every` microbatches, and what is gathered stays for `reuse` uses; either
     is ONCE a step, or None where the user has said it. Of the buckets `kept` it stays all step. Memory
-    for that may come from its chunks, whose backwards make `again` what is cheap to make."""
+    for that may come from its chunks, of whose results only so much is kept for backwards, which compute
+    the rest `again`; as `recompute` has it."""
 
     origin: int
     reduce_every: int | None
     reuse: int | None
     reason: str
     kept: tuple[int, ...] = ()
-    again: bool = False
+    again: Again = ""
 
     def __str__(self) -> str:
         words = []
@@ -34,7 +38,8 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.kept:
             words.append(f"those of {len(self.kept)} buckets once a step")
         if self.again:
-            words.append("what is cheap is computed again in backwards")
+            what = "all" if self.again == "nothing" else "what is cheap"
+            words.append(f"{what} is computed again in backwards")
         return f"{', '.join(words)}: {self.reason}"
 
 
