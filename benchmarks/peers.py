@@ -112,6 +112,7 @@ class Options:
     compile: bool
     rounds: int
     sizes: Sizes = LARGE  # of the row under way
+    machine: str | None = None  # that Piper plans for
 
 
 def options_of(row: Row, regime: str, options: Options) -> Options:
@@ -144,6 +145,7 @@ def lower(row: Row, regime: str, options: Options, limit: float | None = None) -
         device=options.device,
         precision=PRECISION[regime] if cuda else None,
         memory_limit=None if limit is None else int(limit),
+        machine=options.machine,
         weights=weights(options),
     )
 
@@ -331,6 +333,7 @@ def arguments() -> Any:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--json", default="peers.json", metavar="FILE", help="goes on from it")
+    parser.add_argument("--machine", help="what `piper profile --out` wrote, for Piper's choices")
     parser.add_argument("--page", nargs="+", metavar="FILE", help="only make docs/peers.md")
     parser.add_argument("--seconds", type=float, default=480, help="start no row after them")
     return parser.parse_args()
@@ -350,6 +353,7 @@ def chosen(asked: str) -> list[Row]:
 def main() -> None:
     asked = arguments()
     options = Options(asked.device, asked.steps, asked.warmup, asked.compile, asked.rounds)
+    options.machine = asked.machine
     if asked.page:
         from peers_page import write
 
