@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 import piper
 from piper.bodies import store
 from piper.bodies.files.codec import decode
 from piper.strategies import parallel
+from tests.null.test_narrow_norms import WIDTH, Residual
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-WIDTH = 256
 _aten = torch.ops.aten
 NORMS = (_aten.native_layer_norm.default, _aten.native_layer_norm_backward.default)
 
@@ -40,18 +39,6 @@ def test_a_kernel_rounds_once_and_keeps_wide_statistics() -> None:
         assert mine.dtype == torch.bfloat16
         error = (mine.double() - other.double()).norm() / other.double().norm()
         assert error < 2**-8
-
-
-class Residual(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(WIDTH) for _ in range(3))
-        self.maps = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for norm, linear in zip(self.norms, self.maps, strict=True):
-            x = x + linear(norm(x)).relu()
-        return x
 
 
 @pytest.mark.parametrize("compile", [False, True])
