@@ -176,7 +176,8 @@ class Turns:
     def run(self) -> dict[str, Any]:
         """Piper and the row's peers in turn."""
         options = self.options
-        peers = [p for p in self.row.peers if is_installed() or not p.startswith("deepspeed")]
+        deepspeed = is_installed() and self.regime == "masters"  # it keeps them in any case
+        peers = [p for p in self.row.peers if deepspeed or not p.startswith("deepspeed")]
         names = [*(f"{peer}@{self.regime}" for peer in peers), "piper"]
         for name in names:
             self.sides[name] = {"ms": [], "peak": 0.0}

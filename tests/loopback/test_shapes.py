@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import piper
 from piper.api.job import Job
 from piper.errors import PlanError, RunError, TraceError
+from piper.passes.dispatch import passing_sums
 from piper.runtime.worker.storages import held_bytes
 from piper.strategies import parallel
 from piper.training.verify import compare, load_initial, train_one_device
@@ -122,6 +123,25 @@ def test_each_shape_is_compiled_once_and_shares_its_tensors(
         "compiled training for batches of tokens [8, 9], labels [8, 9]",
         "compiled training for batches of tokens [4, 6], labels [4, 6]",
     ]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_gradients_are_those_of_the_last_step_wherever_plans_keep_them(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the place of their sums in one plan, in memory of their own in the other."""
+    apart = first
+
+    def passing(nodes: Any, values: Any) -> set[str]:
+        names = {name for node in nodes for name in node.outputs} if apart else set()
+        return {name for name in names if values[name].role == "unreduced"}
+
+    monkeypatch.setattr(passing_sums, "_passing_of", passing)
+    job, batches = _job("dp2 zero 3", ema=0.9), ragged.batches()
+    apart = not first
+    with job.launch("loopback", adversary=True) as run:
+        errors = compare(run, batches, train_one_device(job, batches))
+    assert errors.exact, errors
 
 
 def _has_gradients(worker: Any) -> bool:

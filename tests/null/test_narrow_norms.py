@@ -85,6 +85,9 @@ KEPT: dict[str, Callable[..., Any]] = {
     "its weight was wide": lambda x, w, b, _: F.layer_norm(
         x.float(), (WIDTH,), (w.float() + 1), b.float()
     ).to(BF16),
+    "it is cast to another layout": lambda x, w, b, _: _norm(x[:, None, None], w, b).to(
+        BF16, memory_format=torch.channels_last
+    ),
     "its input is of another dtype": lambda x, w, b, _: _norm(x.half(), w, b).to(BF16),
 }
 
@@ -99,6 +102,24 @@ def test_others_stay(why: str) -> None:
         assert changed == 1
         return
     assert changed == 0 and _operators(module.graph) == before
+
+
+def test_results_that_were_apart_stay_apart() -> None:
+    """Two casts of one result are two tensors; a body may not give one of them twice."""
+
+    def function(x: Tensor, w: Tensor, b: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+        wide = _norm(x, w, b)
+        return wide.to(BF16), wide.to(BF16)
+
+    given = _given()
+    module = _traced(function, *given)
+    wanted = module(*given)
+    assert narrow_norms(module.graph) == 1
+    module.recompile()
+    found = module(*given)
+    assert found[0].data_ptr() != found[1].data_ptr()
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2**-7, atol=2**-7)
 
 
 def test_norms_of_wide_models_are_as_they_were() -> None:

@@ -77,7 +77,8 @@ def choose_cadences(
 def _reason(limit: int, tried: Sequence[_Found]) -> str:
     """Why a choice would be taken, after those that were tried."""
     if not tried:
-        return f"of what fits into {show_size(limit)} it moves the fewest bytes"
+        fits = f"of what fits into {show_size(limit)}"
+        return f"{fits} it moves the fewest bytes without computing more"
     if not any(each.fits for each in tried):
         return f"nothing fits into {show_size(limit)} without that"
     return f"of what fits into {show_size(limit)} it is estimated to take the least time"

@@ -10,6 +10,7 @@ from piper.plan.memory_use import memory_use
 from piper.plan.tasks import Comm, Run, gathers, scatters
 from piper.plan.types import Plan, RankClass
 
+_EXPOSED = 0.25  # of the shorter of moving and computing, that the other does not hide
 _PASSES = 3  # over the bytes of what is made again: two are read and one is written, or fewer
 
 
@@ -25,14 +26,16 @@ def moved(plan: Plan) -> float:
 
 
 def choice_seconds(plan: Plan, plain: Plan, machine: Machine) -> float:
-    """What gathers and reductions take, and what backwards take to make again what they do not find
-    saved as in a `plain` plan; one after the other, on the rank where that is longest."""
-    pairs = zip(plan.classes, plain.classes, strict=True)
-    return max(
-        _exchanging(plan, found, machine)
-        + _remaking(_work(plan, found), _work(plain, other), plan, machine)
-        for found, other in pairs
-    )
+    """What gathers and reductions take beside products and what backwards make again that they do not
+    find saved as in a `plain` plan, of which most is hidden by the other; on the rank where that is
+    longest."""
+    longest = 0.0
+    for mine, other in zip(plan.classes, plain.classes, strict=True):
+        moving = _exchanging(plan, mine, machine)
+        computing = _computing(_work(plan, mine), _work(plain, other), plan, machine)
+        taken = max(moving, computing) + _EXPOSED * min(moving, computing)
+        longest = max(longest, taken)
+    return longest
 
 
 def _exchanging(plan: Plan, found: RankClass, machine: Machine) -> float:
@@ -58,9 +61,9 @@ def _work(plan: Plan, found: RankClass) -> _Work:
     return _Work(flops, sum(slot.type.nbytes for slot, use in uses if use == "saved"))
 
 
-def _remaking(mine: _Work, plain: _Work, plan: Plan, machine: Machine) -> float:
+def _computing(mine: _Work, plain: _Work, plan: Plan, machine: Machine) -> float:
     dtype = plan.precision.compute or plan.buckets[0].dtype
-    products = machine.roofline(max(0.0, mine.flops - plain.flops), 0.0, dtype)
+    products = machine.roofline(mine.flops, 0.0, dtype)
     return products + _PASSES * max(0, plain.saved - mine.saved) / machine.bandwidth
 
 

@@ -146,7 +146,7 @@ def _cadences(plan: Plan) -> Iterator[str]:
             if cadence.reuse is None or not shared:
                 yield f"bucket {bucket} is kept by {plan.history[cadence.origin]}"
         if cadence.again and any(isinstance(r.directive, Recompute) for r in plan.history):
-            yield "what is cheap is computed again by choice, but the user speaks of that"
+            yield "results are computed again by choice, but the user speaks of that"
 
 
 def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:

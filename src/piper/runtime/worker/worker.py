@@ -316,7 +316,7 @@ class Worker:
         """The elements of a holding: of its slot, or of what the optimizer keeps for that."""
         whole: Tensor | None = self.slots[held.slot]
         start = held.offset
-        if held.what == "grad" and not self.stays(held.slot):
+        if held.what == "grad":
             whole = self._last_gradient(held.slot)
         if held.what in ("master", "average", "state"):
             updater, place = self._stepping[held.slot]
