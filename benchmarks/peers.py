@@ -353,8 +353,9 @@ def chosen(asked: str) -> list[Row]:
 
 def main() -> None:
     asked = arguments()
-    options = Options(asked.device, asked.steps, asked.warmup, asked.compile, asked.rounds)
-    options.machine = asked.machine
+    options = Options(
+        asked.device, asked.steps, asked.warmup, asked.compile, asked.rounds, machine=asked.machine
+    )
     if asked.page:
         from peers_page import write
 

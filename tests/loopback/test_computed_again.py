@@ -160,8 +160,12 @@ def test_it_is_taken_where_nothing_fits_without_it() -> None:
     least = min(most_bytes(_job(reuse=1, reduce_every=every).plan) for every in (1, "step"))
     plan = _job(least - 1, machine=FAST).plan
     assert plan.cadences[0].again and most_bytes(plan) < least
-    with pytest.raises(CheckError, match="limit"):
-        _job(least // 2)
+    with pytest.raises(CheckError, match="limit") as found:
+        _job(least // 4)
+    assert "recompute" not in str(found.value)  # which was tried
+    with pytest.raises(CheckError, match="limit") as found:
+        _job(least // 4, reuse=1, reduce_every=1)
+    assert "recompute(...)" in str(found.value)
 
 
 @pytest.mark.parametrize("name", ["expensive", "everything"])

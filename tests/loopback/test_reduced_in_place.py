@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,6 +118,17 @@ def test_reports_count_what_is_left() -> None:
     left = sum(bucket.size * 8 // 2 for bucket in job.plan.buckets)
     assert held_bytes(part)["gradients"] == left
     assert peak_bytes(part) >= 2 * left  # whole sums are Values of a step
+
+
+def test_a_run_that_was_resumed_has_no_gradients_yet(tmp_path: Path) -> None:
+    job = _job(zero=2, microbatches=2)
+    with job.launch("loopback") as run:
+        run.step(CASES["tied"].batch(0))
+        run.save(str(tmp_path / "saved"))
+    with job.resume(tmp_path / "saved", "loopback") as run:
+        assert not any(gradient.any() for gradient in run.gradients().values())
+        run.step(CASES["tied"].batch(1))
+        assert all(gradient.any() for gradient in run.gradients().values())
 
 
 @pytest.mark.parametrize("every", [1, None])

@@ -9,6 +9,8 @@ import pytest
 
 import piper
 from piper import Schedule, where
+from piper.cli.main import main
+from piper.directives.recompute import KEEPS
 from piper.directives.registry import SHIPPED, known_directives, read_directive
 from piper.directives.replay_history import replay_history
 from piper.directives.replicate import Replicate
@@ -189,3 +191,12 @@ def test_a_size_in_words_has_a_published_form() -> None:
 
     entries = json.loads(piper.strategies.to_json(program_of("moe").apply(strategy)))
     assert entries[0]["bucket_size"] == 25
+
+
+def test_the_command_line_knows_all_that_recompute_may_keep(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "x.py", "--recompute", "some"])
+    said = capsys.readouterr().err
+    assert len(KEEPS) == 3 and all(keep in said.partition("choose from")[2] for keep in KEEPS)

@@ -61,7 +61,7 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     """
     start = time.perf_counter()
     world = compressed(plan)
-    _refuse(problems(world, memory_limit=memory_limit))
+    _refuse(problems(world, memory_limit=memory_limit), plan)
     tasks = [task for party in world.parties for task in party.tasks]
     return Report(
         num_parties=len(world.parties),
@@ -77,12 +77,13 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
 
 def check_names(plan: Plan) -> None:
     """Raise CheckError if a number in a plan names nothing, or cannot be; nothing else is proved."""
-    _refuse(_nameless(compressed(plan)))
+    _refuse(_nameless(compressed(plan)), plan)
 
 
-def _refuse(found: list[Problem]) -> None:
+def _refuse(found: list[Problem], plan: Plan) -> None:
     if not found:
         return
+    again = any(cadence.again for cadence in plan.cadences)  # all that it could spare was tried
     first, rest = found[0], found[1:]
     more = [f"also {p.proof}: {p.message}" for p in rest[:_MORE]]
     if len(rest) > _MORE:
@@ -90,7 +91,8 @@ def _refuse(found: list[Problem]) -> None:
     raise CheckError(
         f"{first.proof}: {first.message}",
         details=[*first.witness, *more],
-        legal="replicate(zero=...), recompute(...), smaller microbatches, or a higher limit"
+        legal=f"replicate(zero=...), {'' if again else 'recompute(...), '}"
+        "smaller microbatches, or a higher limit"
         if first.proof == "limit"
         else "",
     )

@@ -12,6 +12,7 @@ from piper.ir.tensor_type import TensorType
 from piper.mesh import Slice
 
 GIVEN = ("param", "buffer", "batch", "key", "constant")  # roles of what no node of a step makes
+SUMMED = ("sum", "unreduced")  # roles of what nodes of a step add into
 Shares = Literal["batch", "experts"]  # what the ranks of an axis have their parts of
 
 Role = Literal[

@@ -8,9 +8,10 @@ from piper.ir.graph import Graph
 from piper.ir.layouts import PARTIAL, change_between
 from piper.ir.nodes import Accumulate, Chunk, Comm, Update
 from piper.ir.order.sorting import find_cycle
+from piper.ir.values import SUMMED
 
 _GIVEN = ("batch", "key", "param", "buffer", "constant", "flat", "shard")
-_SUMS = ("sum", "gradient", "unreduced")
+_SUMS = (*SUMMED, "gradient")
 
 
 def verify(graph: Graph, *, closed: bool = True) -> None:

@@ -10,6 +10,7 @@ from piper.errors import PlanError
 from piper.ir import nodes as ir
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
+from piper.ir.values import SUMMED
 from piper.mesh import Group
 from piper.passes.physical.buckets import Bucketed
 from piper.plan.tasks import NO_SLOT, Add, Comm, Fold, Norm, Read, Run, Settle, Task, Update
@@ -55,7 +56,7 @@ class Numbering:
         self._touched.add(total)
         value = self.graph.values[total]
         # What lies between parameters is reduced with them, and must be a number.
-        between = value.role in ("sum", "unreduced")
+        between = value.role in SUMMED
         return between or self._added[total] != set(self._bucketed.buckets[value.bucket].offsets)
 
 

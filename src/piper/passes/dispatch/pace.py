@@ -17,7 +17,7 @@ from piper.ir.graph import Graph, OrderEdge
 from piper.ir.layouts import REPLICATED
 from piper.ir.nodes import TRACED, Accumulate, Chunk, Comm, Node
 from piper.ir.tensor_type import TensorType
-from piper.ir.values import Value
+from piper.ir.values import SUMMED, Value
 from piper.mesh import Slice
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.physical.relayout import Way, collective, laid
@@ -124,11 +124,7 @@ class _Pacing:
 
     def _sums_whole(self, node: Accumulate) -> bool:
         value = self.graph.values[node.outputs[0]]
-        if (
-            value.role not in ("sum", "unreduced")
-            or value.bucket < 0
-            or self._zero(value.bucket) < 2
-        ):
+        if value.role not in SUMMED or value.bucket < 0 or self._zero(value.bucket) < 2:
             return False
         return self.graph.values[node.inputs[0]].bucket < 0 if node.inputs else True
 

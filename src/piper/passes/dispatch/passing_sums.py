@@ -9,12 +9,12 @@ from itertools import accumulate
 import msgspec
 
 from piper.ir.graph import Graph
-from piper.ir.nodes import Accumulate, Node, Settle, Update
+from piper.ir.nodes import Node, Settle, Update
 from piper.ir.tensor_type import dtype_bytes
 from piper.ir.values import Value
 from piper.mesh import Slice
 
-_MADE = ("activation", "saved", "grad", "param_grad", "statistic", "gathered")  # and gone in a step
+_MADE = ("activation", "saved", "grad", "param_grad", "statistic")  # and gone in a step
 _COPIED = 3  # masters and two averages, which a late update keeps twice for a while
 
 
@@ -47,18 +47,16 @@ def _passing_of(nodes: Sequence[Node], values: Mapping[str, Value]) -> set[str]:
     """The sums of a slice, all or none."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}
+    parts = 0
     for place, node in enumerate(nodes):
-        for name in node.outputs if isinstance(node, Accumulate) else ():
-            if values[name].role == "unreduced":
-                first.setdefault(name, place)
-                last[name] = place
+        for value in (values[name] for name in node.outputs):
+            if value.role == "unreduced":
+                first.setdefault(value.name, place)
+                last[value.name] = place
+            elif value.role == "gradient" and value.base:
+                parts += value.nbytes
     if not first:
         return set()
-    parts = sum(
-        value.nbytes
-        for value in values.values()
-        if value.base in first and value.role == "gradient"
-    )
     rest = _held(nodes, values)
     whole, passing = [0] * (len(nodes) + 1), [0] * (len(nodes) + 1)
     for name, begin in first.items():

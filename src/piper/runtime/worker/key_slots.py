@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 @dataclass
 class Steps:
     """Of all plans that train the same parameters: how many have begun, how many have ended, the number
-    (from 1 on) of the last one that has changed a buffer; and who made the last one, if it has ended."""
+    (from 1 on) of the last one that has changed a buffer, whether one is under way or has failed, and
+    who made the last one that was not."""
 
     begun: int = 0
     finished: int = 0
     folded: int = 0
+    under_way: bool = False
     last: Worker | None = None
 
 

@@ -223,7 +223,7 @@ class Worker:
         if self.plan.train:
             if self.steps.last is not None:
                 self.steps.last.drop_gradients()
-            self.steps.last = None
+            self.steps.last, self.steps.under_way = None, True
         num = self.plan.num_microbatches
         for index, slot in self.batch_slots:
             leaf = leaves[slot.source]
@@ -287,7 +287,7 @@ class Worker:
     def end_step(self) -> dict[str, float]:
         """Keep only the rank's part of what lingers; the loss and count of the whole batch."""
         if self.plan.train:
-            self.steps.last = self
+            self.steps.last, self.steps.under_way = self, False
         for slot in self.lingering:
             for part in self._parts[slot]:
                 self.slots[part] = self.slots[part].clone()
@@ -333,7 +333,7 @@ class Worker:
         """What the last step has left of a gradient, by whichever plan; zeros before the first one."""
         last = self.steps.last
         if last is None:
-            if self.steps.begun:
+            if self.steps.under_way:
                 raise RunError("the last step did not end, so that there are no gradients of it")
             return self._empty(self.me.slots[index]).zero_()
         found: Tensor = self.slots[index] if last is self else last._gradients[self.content(index)]
