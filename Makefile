@@ -27,7 +27,7 @@ bench: .venv/ready
 # On one GPU that four ranks share, with the Python that has torch for it. Peers go on where they ended.
 bench-gpu:
 	$(PYTHON) benchmarks/shared_gpu.py --compile
-	$(PYTHON) benchmarks/peers.py --json peers-gpu.json
+	$(PYTHON) benchmarks/peers.py --json peers-gpu.json --machine peers-machine.json
 	$(PYTHON) benchmarks/largest_batch.py
 
 # Random programs, other ones each time; a failure prints its program.

@@ -15,6 +15,7 @@ import piper
 from piper.insight.exposed import exposed
 from piper.observe.flows import Place
 from piper.observe.meetings import Meetings
+from piper.observe.timeline_output import save_timeline
 
 BEGIN = time.monotonic()
 GPU_PATIENCE = 90  # seconds that an answer of torch's ranks may take
@@ -67,10 +68,10 @@ class Kept:
             self._pool = piper.LocalPool(self.num_ranks, device=self.device, ranks_per_gpu=shared)
         return self._pool
 
-    def first_loss(self) -> float:
-        """That of the plain loop in one process."""
+    def first_loss(self, regime: str) -> float:
+        """That of the plain loop in one process, which computes as the others do."""
         ranks = self.torch()
-        ranks.ask("plain", "plain", False, ranks=[0])
+        ranks.ask("plain", "plain", False, regime, ranks=[0])
         (loss,), _ = ranks.steps("plain", 1, ranks=[0])
         ranks.ask("drop", "plain", ranks=[0])
         return loss
@@ -93,18 +94,25 @@ class Kept:
         self.close()
 
 
-def seen(side: Side) -> dict[str, Any]:
-    """The peak of its ranks and what it communicates."""
+def seen(side: Side, name: str, folder: str | None) -> dict[str, Any]:
+    """The peak of its ranks and what it communicates; a folder gets profilers' traces, and Piper's
+    timeline."""
     more = {"peak": max(side.peaks())}
-    return more | (_recorded(side) if isinstance(side, PiperSide) else side.exposed())
+    if folder:
+        side.trace(name, folder)
+    if isinstance(side, PiperSide):
+        return more | _recorded(side, folder and f"{folder}/{name}.timeline")
+    return more | side.exposed()
 
 
-def _recorded(side: PiperSide) -> dict[str, float]:
+def _recorded(side: PiperSide, path: str | None) -> dict[str, float]:
     """Of recorded steps: communication on the rank where most of it is exposed, and how much is, ms; and
     the least that a step could take."""
     recording = side.run.record(2)
     side.steps(2)
     timeline = recording.timeline
+    if path:
+        save_timeline(timeline, path)
     last = Meetings(timeline, len(timeline.steps) - 1)
     rows = exposed(last)
     return {

@@ -40,7 +40,9 @@ from transformer import Sizes, Transformer, make_batch, step
 
 import piper
 from piper.api.job import Job
+from piper.cost.machine_file import save_machine
 from piper.errors import PiperError
+from piper.training.profile import with_groups
 
 PRECISION = {"masters": "bf16", "pure": "bf16-pure"}
 MIXED = replace(LARGE, layers=8, microbatches=16, experts=True)
@@ -58,9 +60,13 @@ class Row:
     peers: tuple[str, ...]
     stages: int = 1
     experts: bool = False
+    modules: bool = False  # whether layers are made of modules
     ranks: int = RANKS
     compile: bool = False
     within: bool = False  # whether Piper also has to do with a peer's memory
+    halved: bool = (
+        False  # whether microbatches are half as large and twice as many: DDP needs it to fit
+    )
     wanted: float = 1.0  # of the fastest peer's time
 
 
@@ -68,6 +74,14 @@ def _both(zero: int, *peers: str) -> Row:
     options = {"pp": 2, "dp": 2, "zero": zero, "microbatches": 4, "schedule": "1f1b"}
     wanted = 0.7 if zero == 3 else 0.75
     return Row(f"PP2 x DP2 ZeRO-{zero}", options, peers, stages=2, within=True, wanted=wanted)
+
+
+def _tensors(tp: int, sequence: bool) -> Row:
+    """Microbatches one after the other, on as many data ranks as are left."""
+    dp = RANKS // tp
+    options = {"tp": tp, "sp": sequence, "dp": dp, "microbatches": 8 // dp}
+    name = f"TP{tp}" + (f" x DP{dp}" if dp > 1 else "") + (" with sequences" if sequence else "")
+    return Row(name, options, (f"tp{tp}{'_sp' if sequence else ''}",), modules=True)
 
 
 def _experts(schedule: str) -> Row:
@@ -89,7 +103,7 @@ def _pipeline(schedule: str) -> Row:
 ROWS = (
     Row("one rank", {"microbatches": 8}, ("plain",), ranks=1),
     Row("one rank, compiled", {"microbatches": 8}, ("plain",), ranks=1, compile=True),
-    Row("DP4", {"dp": 4, "microbatches": 2}, ("ddp",)),
+    Row("DP4", {"dp": 4, "microbatches": 4}, ("ddp",), halved=True),
     Row(
         "DP4 ZeRO-3", {"dp": 4, "zero": 3, "bucket_size": BUCKET, "microbatches": 2},
         ("fsdp2", "deepspeed:3"), within=True, wanted=0.85,
@@ -97,6 +111,7 @@ ROWS = (
     _both(1, "pp_fsdp2_whole"),
     _both(2, "pp_fsdp2_whole", "pp_fsdp2"),
     _both(3, "pp_fsdp2"),
+    *(_tensors(tp, sequence) for tp in (4, 2) for sequence in (False, True)),
     *(_experts(schedule) for schedule in ("1f1b", "interleaved_1f1b", "dualpipev")),
     *(_pipeline(schedule) for schedule in ("1f1b", "zbv", "dualpipev")),
 )  # fmt: skip
@@ -113,6 +128,7 @@ class Options:
     rounds: int
     sizes: Sizes = LARGE  # of the row under way
     machine: str | None = None  # that Piper plans for
+    traces: str | None = None  # a folder for what was seen of each side
 
 
 def options_of(row: Row, regime: str, options: Options) -> Options:
@@ -124,6 +140,10 @@ def options_of(row: Row, regime: str, options: Options) -> Options:
 def sizes_of(row: Row, regime: str, options: Options) -> Sizes:
     small = options.device == "cpu"
     found = (MIXED_SMALL if small else MIXED) if row.experts else (SMALL if small else LARGE)
+    if row.halved:
+        rows = max(1, found.rows // 2)
+        found = replace(found, rows=rows, microbatches=2 * found.microbatches)
+    found = replace(found, modules=row.modules)
     return replace(found, dtype="bfloat16" if regime == "pure" and not small else "float32")
 
 
@@ -137,17 +157,27 @@ def weights(options: Options) -> str:
     return weights_file(replace(options.sizes, dtype="float32"))
 
 
-def lower(row: Row, regime: str, options: Options, limit: float | None = None) -> Job:
+def lower(row: Row, regime: str, options: Options, limit: float | None = None, **more: Any) -> Job:
     cuda = options.device == "cuda"
-    program = traced(options.sizes, row.stages).apply(piper.strategies.parallel(**row.strategy))
+    strategy = piper.strategies.parallel(**row.strategy, **more)
+    program = traced(options.sizes, row.stages).apply(strategy)
     return program.lower(
         optimizer=piper.adamw(lr=1e-4, **({"fused": True} if cuda else {})),
         device=options.device,
         precision=PRECISION[regime] if cuda else None,
         memory_limit=None if limit is None else int(limit),
-        machine=options.machine,
+        machine=options.machine if row.ranks > 1 else None,
         weights=weights(options),
     )
+
+
+def measure_links(path: str, kept: Kept) -> None:
+    """What links take between pairs of ranks and between all, into a file, if it is not there."""
+    if not os.path.exists(path):
+        begin = time.monotonic()
+        machine = with_groups(kept.pool(), [[(0, 1), (2, 3)], [(0, 1, 2, 3)]])
+        save_machine(machine, path)
+        tell(f"links measured in {time.monotonic() - begin:.0f} s: {machine.lanes:.2f} lanes")
 
 
 def first_loss(row: Row, regime: str, options: Options, kept: Kept, losses: Any) -> float:
@@ -156,7 +186,7 @@ def first_loss(row: Row, regime: str, options: Options, kept: Kept, losses: Any)
     if key not in losses:
         tell(f"{row.name}, {regime}: one process")
         kept.use(row.ranks, options.sizes, weights(options))
-        losses[key] = kept.first_loss()
+        losses[key] = kept.first_loss(regime)
     return losses[key]
 
 
@@ -210,7 +240,7 @@ class Turns:
                     times[name] += made[name].steps(steps)[1]
             for name in names:
                 with self._attempt(name):
-                    more[name] = seen(made[name])
+                    more[name] = seen(made[name], self._label(name), self.options.traces)
         except Failed:
             self._take(names, turns=turns, steps=steps)
             return
@@ -251,6 +281,8 @@ class Turns:
 
     def _job(self, name: str) -> Job:
         if name not in self.jobs:
+            if self.options.machine and self.row.ranks > 1:
+                measure_links(self.options.machine, self.kept)
             self._tell("lowering")
             self.jobs[name] = lower(self.row, self.regime, self.options)
             self.found["summary"] = self.jobs[name].summary()
@@ -263,8 +295,10 @@ class Turns:
         if "failed" in mine or not peers:
             return False
         limit = min(peers, key=lambda side: statistics.median(side["ms"]))["peak"]
+        # What kernels take for themselves is in no plan.
+        limit -= max(0.0, mine["peak"] - max(p.total for p in self.jobs["piper"].report.peaks))
         try:
-            job = lower(self.row, self.regime, self.options, limit=limit)
+            job = self._within(limit)
         except PiperError as error:
             self.sides["within"] = {"ms": [], "peak": 0.0, "refused": str(error)}
             return False
@@ -274,10 +308,21 @@ class Turns:
         self.found["within"] = {"limit": limit, "summary": job.summary()}
         return True
 
+    def _within(self, limit: float) -> Job:
+        """By Piper's own choices, or with what is cheap computed again."""
+        try:
+            return lower(self.row, self.regime, self.options, limit)
+        except PiperError:
+            return lower(self.row, self.regime, self.options, limit, recompute="expensive")
+
     def _note(self, name: str, times: list[float], peak: float, **more: Any) -> None:
         side = self.sides[name]
         side |= {"ms": side["ms"] + times, "peak": max(side["peak"], peak), **more}
         self._tell(f"{name.partition('@')[0]} {statistics.median(times):.0f} ms")
+
+    def _label(self, name: str) -> str:
+        """Of a file."""
+        return re.sub(r"[^a-zA-Z0-9_@]+", "-", f"{self.row.name}_{self.regime}_{name}")
 
     def _tell(self, text: str) -> None:
         tell(f"{self.row.name}, {self.regime}: {text}")
@@ -334,28 +379,37 @@ def arguments() -> Any:
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--json", default="peers.json", metavar="FILE", help="goes on from it")
-    parser.add_argument("--machine", help="what `piper profile --out` wrote, for Piper's choices")
+    parser.add_argument(
+        "--machine", help="what `piper profile --out` wrote, for Piper's choices; else links are "
+        "measured and written there",
+    )  # fmt: skip
+    parser.add_argument("--traces", metavar="FOLDER", help="Piper's timelines, peers' profiles")
     parser.add_argument("--page", nargs="+", metavar="FILE", help="only make docs/peers.md")
     parser.add_argument("--seconds", type=float, default=480, help="start no row after them")
     return parser.parse_args()
 
 
 def chosen(asked: str) -> list[Row]:
-    """Rows by their names, or by parts of names that are none."""
+    """Rows by their names, or by parts of names that are none; in the order that they are asked for."""
     known = {row.name for row in ROWS}
     parts = re.split(r",(?! )", asked)  # names have commas, too
-    return [
-        row
+    rows = {
+        row.name: row
+        for part in parts
         for row in ROWS
-        if any(part == row.name if part in known else part in row.name for part in parts)
-    ]
+        if (part == row.name if part in known else part in row.name)
+    }
+    return list(rows.values())
 
 
 def main() -> None:
     asked = arguments()
     options = Options(
-        asked.device, asked.steps, asked.warmup, asked.compile, asked.rounds, machine=asked.machine
-    )
+        asked.device, asked.steps, asked.warmup, asked.compile, asked.rounds,
+        machine=asked.machine, traces=asked.traces and os.path.abspath(asked.traces),
+    )  # fmt: skip
+    if options.traces:
+        os.makedirs(options.traces, exist_ok=True)
     if asked.page:
         from peers_page import write
 

@@ -65,7 +65,27 @@ def alone(ranked: Ranked, regime: str) -> Step:
     )
 
 
+def _load_ddp(ranked: Ranked, regime: str) -> None:
+    """A step of a group of one. A kernel that is loaded beside communication may wait for it, and it for
+    the kernel: with nobody else in the group it waits for nobody."""
+    group = group_of(*((rank,) for rank in range(ranked.num_ranks)))
+    tiny = Casting(nn.Linear(64, 64, bias=False).to(ranked.device), ranked, regime)
+    tiny.to(getattr(torch, ranked.sizes.dtype))
+    wrapped = nn.parallel.DistributedDataParallel(
+        tiny, process_group=group, gradient_as_bucket_view=True
+    )
+    given = torch.ones(64, 64, dtype=tiny.module.weight.dtype, device=ranked.device)
+    for _ in range(3):
+        with wrapped.no_sync():
+            wrapped(given).float().sum().backward()
+        wrapped(given).float().sum().backward()
+    if ranked.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def ddp(ranked: Ranked, regime: str) -> Step:
+    _load_ddp(ranked, regime)
+
     def wrap(model: nn.Module) -> nn.Module:
         casting = Casting(model, ranked, regime)
         return nn.parallel.DistributedDataParallel(casting, gradient_as_bucket_view=True)
@@ -94,6 +114,68 @@ def fsdp2(ranked: Ranked, regime: str) -> Step:
         return model
 
     return data_parallel(ranked, wrap, sync=True)
+
+
+def tensor_parallel(ranked: Ranked, regime: str, *, tp: int, sequence: bool) -> Step:
+    """DTensor's styles over `tp` ranks, with the loss over a cut vocabulary; sums over the others."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        loss_parallel,
+        parallelize_module,
+    )
+
+    mesh = mesh_of(ranked.device.type, dp=ranked.num_ranks // tp, tp=tp)
+    between = Shard(1) if sequence else Replicate()
+    plan: dict[str, Any] = {
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(
+            input_layouts=between, output_layouts=Shard(-1), use_local_output=False
+        ),
+    }
+    if sequence:
+        plan["norm"] = SequenceParallel()
+    for number in range(ranked.sizes.layers):
+        for half, columns, row in (
+            ("attention", ("q", "k", "v"), "out"),
+            ("feed", ("gate", "up"), "down"),
+        ):
+            name = f"layers.{number}.{half}"
+            plan[name] = PrepareModuleInput(
+                input_layouts=(between,), desired_input_layouts=(Replicate(),)
+            )
+            plan |= {f"{name}.{column}": ColwiseParallel() for column in columns}
+            plan[f"{name}.{row}"] = RowwiseParallel(output_layouts=between)
+            if sequence:
+                plan[f"layers.{number}.norm{1 if half == 'attention' else 2}"] = SequenceParallel()
+    module = parallelize_module(ranked.whole(), mesh["tp"], plan)
+    optimizer = ranked.optimizer(module.parameters())
+    data = mesh["dp"].get_group()
+    place, places = mesh["dp"].get_local_rank(), mesh["dp"].size()
+    num, rows = ranked.sizes.microbatches // places, ranked.sizes.rows
+
+    def one(batch: Batch) -> float:
+        total = torch.zeros((), device=ranked.device)
+        for m in range(num):
+            first = (place * num + m) * rows
+            part = {k: v[first : first + rows] for k, v in batch.items()}
+            with loss_parallel(), computing(ranked, regime):
+                loss = loss_of(module(part["tokens"]), part["labels"]) / num
+                loss.backward()
+            total += loss.detach().full_tensor()
+        if places > 1:
+            for param in module.parameters():
+                assert param.grad is not None
+                grad = getattr(param.grad, "_local_tensor", param.grad)
+                dist.all_reduce(grad.div_(places), group=data)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(total)
+
+    return one
 
 
 def pipelined(
@@ -245,8 +327,8 @@ def _with_gradient(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def make_parallel(name: str, ranked: Ranked) -> Step:
-    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole; pp: or experts: and a schedule;
-    or deepspeed: and a level of ZeRO."""
+    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole; tp2 or tp4, or tp2_sp; pp: or
+    experts: and a schedule; or deepspeed: and a level of ZeRO."""
     variant, _, regime = name.partition("@")
     if variant.startswith("pp:"):
         schedule = variant.partition(":")[2]
@@ -255,6 +337,9 @@ def make_parallel(name: str, ranked: Ranked) -> Step:
         return deepspeed_zero(int(variant.partition(":")[2]), ranked, regime)
     if variant.startswith("experts:"):
         return experts(variant.partition(":")[2], ranked, regime)
+    if variant.startswith("tp"):
+        sequence = variant.endswith("_sp")
+        return tensor_parallel(ranked, regime, tp=int(variant[2]), sequence=sequence)
     if variant.startswith("pp_fsdp2"):
         return pp_fsdp2(ranked, regime, reshard=variant == "pp_fsdp2")
     return {"plain": alone, "ddp": ddp, "fsdp2": fsdp2}[variant](ranked, regime)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from initial_weights import load_weights
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from torch_parallel import Casting
 from torch_variants import Ranked, Step, alone, make, plain
 from transformer import Batch, Sizes, make_batch
 
@@ -174,6 +175,7 @@ class Rank:
         self.variants: dict[str, Step] = {}
         self.taken: dict[str, int] = {}
         self.compiles = False
+        self.left = 0  # bytes of the device when its peak was last asked for
 
     def sizes(self, sizes: Mapping[str, Any], weights: str) -> None:
         self.size = Sizes(**sizes)
@@ -188,8 +190,10 @@ class Rank:
     def make(self, name: str, compiled: bool) -> None:
         self._keep(name, make(name, self.ranked(compiled)))
 
-    def plain(self, name: str, compiled: bool) -> None:
-        self._keep(name, plain(self.ranked(compiled)))
+    def plain(self, name: str, compiled: bool, regime: str = "") -> None:
+        ranked = self.ranked(compiled)
+        wrap = (lambda module: Casting(module, ranked, regime)) if regime else None
+        self._keep(name, plain(ranked, wrap))
 
     def alone(self, name: str, stages: list[list[int]], total: int, microbatches: int) -> None:
         self._keep(name, alone(stages[dist.get_rank()], total, microbatches, self.ranked(False)))
@@ -221,7 +225,7 @@ class Rank:
 
     def trace(self, name: str, folder: str) -> None:
         """One step under the profiler; a trace per rank."""
-        with profiled(f"{folder}/torch_{name}", dist.get_rank()):
+        with profiled(folder, dist.get_rank()):
             self.steps(name, 1)
 
     def exposed(self, name: str) -> dict[str, float]:
@@ -244,10 +248,12 @@ class Rank:
         }
 
     def memory(self) -> float:
-        """Peak bytes of the device since the last time it was asked; 0 on a CPU."""
+        """Peak bytes of the device since the last time it was asked, beside what was there then: torch
+        keeps a little of variants that were dropped. 0 on a CPU."""
         if self.device.type != "cuda":
             return 0.0
-        peak = torch.cuda.max_memory_allocated()
+        peak = torch.cuda.max_memory_allocated() - self.left
+        self.left = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         return float(peak)
 

@@ -183,9 +183,10 @@ def make(name: str, ranked: Ranked) -> Step:
     return {"ddp": ddp, "fsdp2": fsdp2, "deepspeed": deepspeed}[name](ranked)
 
 
-def plain(ranked: Ranked) -> Step:
+def plain(ranked: Ranked, wrap: Load | None = None) -> Step:
     """The whole model in one process: the loop that every variant must equal."""
-    model, num = ranked.maybe_compiled(ranked.stage(0, 1)), ranked.sizes.microbatches
+    made = ranked.stage(0, 1)
+    model, num = ranked.maybe_compiled(wrap(made) if wrap else made), ranked.sizes.microbatches
     optimizer = ranked.optimizer(model.parameters())
 
     def one(batch: Batch) -> float:

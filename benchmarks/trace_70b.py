@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import time
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,19 +81,28 @@ def peak() -> float:
 
 
 def main() -> None:
-    tokens = torch.zeros(64, LENGTH, dtype=torch.int64)
+    tokens = torch.zeros(256, LENGTH, dtype=torch.int64)
     start = time.perf_counter()
     program = piper.trace(Model, {"tokens": tokens, "labels": tokens}, step)
     traced = time.perf_counter() - start
     count = sum(v.nbytes // 4 for v in program.graph.values.values() if v.role == "param")
     print(f"{count / 1e9:.1f} billion parameters, {len(program.graph.nodes)} nodes")
     print(f"trace {traced:.1f} s, peak {peak():.2f} GiB")
-    start = time.perf_counter()
-    strategy = parallel(pp=8, dp=8, schedule="interleaved_1f1b", microbatches=8)
-    job = program.apply(strategy).lower()
-    print(f"lower {time.perf_counter() - start:.1f} s, peak {peak():.2f} GiB")
-    tasks = sum(len(part.tasks) for part in job.plan.classes)
-    print(f"{job.plan.mesh.size} ranks, {tasks} tasks in {len(job.plan.classes)} classes")
+    pipeline: dict[str, Any] = {"pp": 8, "schedule": "interleaved_1f1b", "microbatches": 8}
+    for degrees in (
+        {"dp": 32},
+        {"dp": 32, "zero": 1, "tp": 8},
+        {"dp": 32, "zero": 1, "tp": 8, "sp": True},
+    ):
+        start = time.perf_counter()
+        job = program.apply(parallel(**pipeline, **degrees)).lower()
+        words = " ".join(f"{name}={degree}" for name, degree in degrees.items())
+        print(f"pp=8 {words}: lower {time.perf_counter() - start:.1f} s, peak {peak():.2f} GiB")
+        plan = job.plan
+        tasks, classes = sum(len(part.tasks) for part in plan.classes), len(plan.classes)
+        print(
+            f"  {plan.mesh.size} ranks, {tasks} tasks in {classes} classes, {len(plan.bodies)} bodies"
+        )
 
 
 if __name__ == "__main__":

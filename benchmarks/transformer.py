@@ -28,6 +28,9 @@ class Sizes:
     rows: int  # samples of a microbatch
     dtype: str = "float32"
     experts: bool = False  # whether layers have them
+    modules: bool = (
+        False  # whether a layer's halves are modules of their own, as torch's styles need it
+    )
 
 
 class Layer(nn.Module):
@@ -57,6 +60,48 @@ class Layer(nn.Module):
         return x + self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
+class Attention(nn.Module):
+    """Of however many heads a rank has: the size of a head is what stays."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.size = sizes.width // sizes.heads
+        self.q, self.k, self.v, self.out = (
+            nn.Linear(sizes.width, sizes.width, bias=False) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            f(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.width, sizes.hidden, bias=False)
+        self.up = nn.Linear(sizes.width, sizes.hidden, bias=False)
+        self.down = nn.Linear(sizes.hidden, sizes.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class ModularLayer(nn.Module):
+    """The same layer in modules."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(sizes.width), nn.LayerNorm(sizes.width)
+        self.attention, self.feed = Attention(sizes), FeedForward(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.feed(self.norm2(x))
+
+
 class ExpertLayer(Layer):
     """Each token goes to one of `EXPERTS` feed-forwards."""
 
@@ -84,13 +129,19 @@ class ExpertLayer(Layer):
         return piper.grouped_mm(hidden, self.down, counts)
 
 
+def layer_of(sizes: Sizes) -> type[nn.Module]:
+    if sizes.modules:
+        return ModularLayer
+    return ExpertLayer if sizes.experts else Layer
+
+
 class Transformer(nn.Module):
     """Tagged in `num_stages` equal parts; its parameters have the same names for any number."""
 
     def __init__(self, sizes: Sizes, num_stages: int) -> None:
         super().__init__()
         self.num_stages = num_stages
-        layer = ExpertLayer if sizes.experts else Layer
+        layer = layer_of(sizes)
         self.embed = nn.Embedding(sizes.vocabulary, sizes.width)
         self.layers = nn.ModuleList(layer(sizes) for _ in range(sizes.layers))
         self.norm = nn.LayerNorm(sizes.width)
@@ -114,10 +165,10 @@ class Stage(nn.Module):
     """One stage of it, from the same layers under the same names."""
 
     def __init__(
-        self, sizes: Sizes, stage: int, num_stages: int, layer: type[Layer] | None = None
+        self, sizes: Sizes, stage: int, num_stages: int, layer: type[nn.Module] | None = None
     ) -> None:
         super().__init__()
-        layer = layer or (ExpertLayer if sizes.experts else Layer)
+        layer = layer or layer_of(sizes)
         first, last = stage == 0, stage == num_stages - 1
         size = sizes.layers // num_stages
         self.embed = nn.Embedding(sizes.vocabulary, sizes.width) if first else None

@@ -106,6 +106,12 @@ def shard(s: Schedule) -> Iterator[None]:
     s.shard(where(EP=0), over="ep")
 
 
+def shard_tensor(s: Schedule) -> Iterator[None]:
+    s.mesh(tp=2)
+    yield
+    s.shard_tensor(where(), over="tp", params={"a.weight": 0, "b.weight": 1})
+
+
 def split(s: Schedule) -> Iterator[None]:
     yield
     s.split(where(), "MB", 2)
@@ -137,6 +143,7 @@ CASES: dict[str, list[tuple[type[nn.Module], Steps]]] = {
     "place": [(Dense, place)],
     "replicate": [(Dense, replicate)],
     "shard": [(Experts, shard)],
+    "shard_tensor": [(Dense, shard_tensor)],
     "split": [(One, split)],
     "order": [(Dense, order), (Dense, order_table)],
     "recompute": [(Dense, recompute)],

@@ -116,6 +116,10 @@ class ShardError(PiperError):
     """A region that is not of the form whose experts can be sharded."""
 
 
+class TensorError(PiperError):
+    """Tensors that cannot be cut as asked."""
+
+
 class SplitError(PiperError):
     """A batch that cannot be cut as asked."""
 

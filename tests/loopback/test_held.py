@@ -14,6 +14,7 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
+from piper.ir.layouts import Split
 from piper.ir.tensor_type import TensorType
 from piper.mesh import Mesh, Slice
 from piper.plan.holdings import holdings
@@ -102,7 +103,10 @@ def test_pieces_of_state_are_torchs_own(name: str) -> None:
 def _plan_of_boxes(job: Job) -> Plan:
     """The tensors of a job on a mesh that cuts them along any dims: alone, flat and in shards."""
     mesh = Mesh((("ep", 2), ("tp", 3), ("dp", 2)))
-    cuts = {"weight": (("ep", 0), ("tp", 2)), "router.weight": (("tp", 1), ("ep", 0))}
+    cuts = {
+        "weight": (("ep", Split(0)), ("tp", Split(2))),
+        "router.weight": (("tp", Split(1)), ("ep", Split(0))),
+    }
     tensors = {
         name: msgspec.structs.replace(tensor, cut=cuts.get(name, ()))
         for name, tensor in job.plan.tensors.items()

@@ -39,6 +39,8 @@ def _graph_for(device: str) -> Graph:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("piper.compiler.driver.run_passes", run_for)
+        # Its plan says that it is for a CPU, which has no multiprocessors to leave to communication.
+        patch.setattr("piper.compiler.driver.check_plan", lambda plan, **_: None)
         return program_of("deep").apply(STRATEGY).lower().graph
 
 
@@ -114,21 +116,31 @@ def test_on_cpu_all_communication_goes_before_the_other_ones_turn() -> None:
 
 
 def test_on_cuda_only_counts_go_before_a_read_that_would_block_dispatch() -> None:
-    """The host read, and the payload whose sizes it reads, come after the other's next chunk."""
+    """The host read, and the payload whose sizes it reads, come after the other's next chunk. Rows that
+    come back, and gradients, travel by sizes that were read before."""
     graph = _graph_for("cuda")
     position = _positions(graph)
     early, late = set(), set()
     for turns in graph.overlaps:
         for index, following in enumerate(turns[1:]):
-            for node in _issued_behind(graph, turns, index):
-                reads = any(graph.values[v].role == "splits" for v in node.inputs)
-                if isinstance(node, Read) or reads:
+            behind = _issued_behind(graph, turns, index)
+            read = {v for node in behind if isinstance(node, Read) for v in node.outputs}
+            for node in behind:
+                if isinstance(node, Read) or read & set(node.inputs):
                     late.add(node.name.partition(">")[0])
                     assert position[node.name] > position[following], (node.name, following)
                 else:
                     early.add(node.name.partition(">")[0])
                     assert position[node.name] < position[following], (node.name, following)
-    assert {"counts", "send"} <= early and {"read", "rows0"} <= late
+    assert {"counts", "send"} <= early and late == {"read", "rows0"}
+    assert any(name.startswith("B[") for name in early) and any("F[" in name for name in early)
+
+
+def test_a_read_is_behind_counts_and_not_behind_the_other_ones_turn() -> None:
+    """On a stream of the exchange, so that the payload runs beside that turn."""
+    graph = _graph_for("cuda")
+    reads = [node for node in graph.nodes.values() if isinstance(node, Read)]
+    assert reads and {node.stream for node in reads} == {"exchange"}
 
 
 def test_the_plan_knows_its_groups() -> None:

@@ -166,7 +166,7 @@ def test_every_element_is_written_once() -> None:
         for section, wanted in (("model", plan.tensors), ("ema", plan.tensors)):
             for name in wanted:
                 found = [e for e in entries if e.section == section and e.tensor == name]
-                num = sum(e.box.num_elements if e.whole else e.last - e.first for e in found)
+                num = sum(e.part.num_elements if e.whole else e.last - e.first for e in found)
                 assert num == torch.Size(plan.tensors[name].shape).numel(), (degrees, name)
 
 

@@ -36,14 +36,22 @@ def program() -> piper.Program:
 
 def test_every_directive_reads_back_from_json(program: piper.Program) -> None:
     untagged = program_of("untagged").apply(lambda s: s.cut("PP", 2, costs={"stages.0": 1.0}))
+    cut_in_blocks: Any = {"head.*": 1, "*.qkv.weight": [0, 3], "*.qkv.bias": (0, [16, 4, 4])}
+    cut = program_of("moe").apply(
+        lambda s: [
+            s.mesh(tp=2),
+            s.shard_tensor(where(), over="tp", params=cut_in_blocks, sequence={"tokens": 1}),
+        ]
+    )
     kinds = set()
-    for record in (*program.history, *untagged.history):
+    for record in (*program.history, *untagged.history, *cut.history):
         data = msgspec.json.decode(msgspec.json.encode(record.directive))
         again = read_directive(AnyDirective, data)
         assert again == record.directive and type(again) is type(record.directive)
         assert again.code() == record.directive.code()
         kinds.add(record.directive.kind)
     assert kinds == {kind_of(cls) for cls in SHIPPED}
+    assert "'*.qkv.weight': (0, 3), '*.qkv.bias': (0, (16, 4, 4))" in cut.history_as_code()
 
 
 def test_a_table_reads_back_from_json() -> None:

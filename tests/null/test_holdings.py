@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from piper.check import problems
+from piper.ir.layouts import Split, block_sizes, layouts_text, local
 from piper.ir.tensor_type import TensorType
 from piper.mesh import Mesh, Slice
-from piper.plan.holdings import Box, Holding, box_of, holdings
+from piper.plan.holdings import Holding, holdings
 from piper.plan.slots import Slot
 from piper.plan.tasks import Update
+from piper.plan.tensor_parts import Part, part_of
 from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankClass
 from tests.plans import NAMES, plan_of
 
@@ -24,7 +26,7 @@ Elements = set[tuple[int, ...]]
 
 def _elements(held: Holding) -> list[tuple[int, ...]]:
     """The places in the whole tensor of what is held, by brute force."""
-    dims = [range(a, a + n) for a, n in zip(held.box.start, held.box.size, strict=True)]
+    dims = [[at for a, n in spans for at in range(a, a + n)] for spans in held.part.spans]
     return list(itertools.product(*dims))[held.first : held.last]
 
 
@@ -62,7 +64,7 @@ def test_nothing_lies_over_something_else(name: str) -> None:
         used: dict[tuple[int, str, str], list[range]] = defaultdict(list)
         for held in holdings(plan, rank):
             mine = range(held.offset, held.offset + held.last - held.first)
-            assert 0 < len(mine) <= held.box.num_elements
+            assert 0 < len(mine) <= held.part.num_elements
             used[held.slot, held.what, held.state].append(mine)
         for places in used.values():
             for one, other in itertools.combinations(places, 2):
@@ -72,26 +74,69 @@ def test_nothing_lies_over_something_else(name: str) -> None:
 MESH = Mesh((("ep", 2), ("tp", 3), ("dp", 2)))
 
 
-@pytest.mark.parametrize(
-    "cut", [(), (("ep", 0),), (("tp", 1),), (("ep", 0), ("tp", 1)), (("ep", 1), ("tp", 1))], ids=str
+CUTS = (
+    (),
+    (("ep", Split(0)),),
+    (("tp", Split(1)),),
+    (("ep", Split(0)), ("tp", Split(1))),
+    (("ep", Split(1)), ("tp", Split(1))),
+    (("ep", Split(0, 2)), ("tp", Split(1, 4))),
+    (("ep", Split(2)), ("tp", Split(1, (3, 6, 3)))),
+    (("ep", Split(1, (2, 10))), ("tp", Split(1))),
+    (("tp", Split(1, 2)), ("ep", Split(1, (2, 2)))),
 )
-def test_boxes_of_any_dims_and_several_axes(cut: tuple[tuple[str, int], ...]) -> None:
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=layouts_text)
+def test_parts_of_any_dims_and_several_axes(cut: tuple[tuple[str, Split], ...]) -> None:
     tensor = ModelTensor(TensorType((4, 12, 2), "float32"), "", (), cut=cut)
-    boxes = {box_of(tensor, MESH, MESH.coordinates(rank)) for rank in range(MESH.size)}
-    assert len(boxes) == MESH.size_of(tuple(axis for axis, _ in cut))
-    seen = Counter(e for box in boxes for e in _elements(_all_of(box)))
+    parts = {part_of(tensor, MESH, MESH.coordinates(rank)) for rank in range(MESH.size)}
+    assert len(parts) == MESH.size_of(tuple(axis for axis, _ in cut))
+    assert {part.size for part in parts} == {local(tensor.type, cut, MESH).shape}
+    seen = Counter(e for part in parts for e in _elements(_all_of(part)))
     assert set(seen.values()) == {1} and len(seen) == 4 * 12 * 2
+    assert not any(one.meets(other) for one, other in itertools.combinations(parts, 2))
+    for rank in range(MESH.size):
+        at = MESH.coordinates(rank)
+        assert part_of(tensor, MESH, at).spans == tuple(_spans(tensor, dim, at) for dim in range(3))
 
 
-def _all_of(box: Box) -> Holding:
-    return Holding("param", "x", 0, 0, box, 0, box.num_elements)
+def _spans(tensor: ModelTensor, dim: int, at: dict[str, int]) -> tuple[tuple[int, int], ...]:
+    """A rank's positions along a dim, block by block, and those that follow each other as one."""
+    left = list(range(tensor.shape[dim]))
+    for axis, split in tensor.cut:
+        if split.dim == dim:
+            edges = list(itertools.accumulate(block_sizes(split, len(left)), initial=0))
+            parts = MESH.size_of((axis,))
+            left = [
+                position
+                for begin, end in itertools.pairwise(edges)
+                for position in left[begin:end][
+                    at[axis] * (end - begin) // parts : (at[axis] + 1) * (end - begin) // parts
+                ]
+            ]
+    runs: list[list[int]] = []
+    for position in left:
+        if runs and runs[-1][-1] + 1 == position:
+            runs[-1].append(position)
+        else:
+            runs.append([position])
+    return tuple((run[0], len(run)) for run in runs)
 
 
-def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
+def _all_of(part: Part) -> Holding:
+    return Holding("param", "x", 0, 0, part, 0, part.num_elements)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(Split(0), Split(1)), (Split(0, 2), Split(1, 2))], ids=str
+)
+def test_a_flat_shard_that_cuts_parts_in_the_middle(rows: Split, columns: Split) -> None:
     """Two parameters, cut along other dims by ep and tp, in one bucket whose shards are over dp."""
+    cuts = (("ep", Split(0)), ("tp", columns)), (("tp", rows), ("ep", Split(1)))
     tensors = {
-        "a": ModelTensor(TensorType((4, 6), "float32"), "", (), cut=(("ep", 0), ("tp", 1))),
-        "b": ModelTensor(TensorType((6, 2), "float32"), "", (), cut=(("tp", 0), ("ep", 1))),
+        "a": ModelTensor(TensorType((4, 6), "float32"), "", (), cut=cuts[0]),
+        "b": ModelTensor(TensorType((6, 2), "float32"), "", (), cut=cuts[1]),
     }
     bucket = Bucket(
         name="b0",
@@ -140,6 +185,15 @@ def test_a_flat_shard_that_cuts_boxes_in_the_middle() -> None:
             assert len(counts[name]) == math.prod(tensor.shape)
             assert set(counts[name].values()) == {1}
     # A cut that does not divide is refused before anybody asks.
-    uneven = msgspec.structs.replace(tensors["a"], cut=(("tp", 0),))
-    wrong = msgspec.structs.replace(plan, tensors={**tensors, "a": uneven})
-    assert any("cannot cut" in found.message for found in problems(wrong))
+    for cut in (
+        Split(0),
+        Split(),
+        Split(2),
+        Split(1, 4),
+        Split(1, 0),
+        Split(1, (3, 4)),
+        Split(1, ()),
+    ):
+        impossible = msgspec.structs.replace(tensors["a"], cut=(("tp", cut),))
+        wrong = msgspec.structs.replace(plan, tensors={**tensors, "a": impossible})
+        assert any("cannot cut" in found.message for found in problems(wrong))

@@ -41,6 +41,8 @@ TABLE: list[tuple[Layout, Layout, str, str]] = [
     (Split(0), REPLICATED, "all_gather", "own_part"),
     (REPLICATED, Split(2), "own_part", "all_gather"),
     (Split(0), Split(1), "all_to_all", "all_to_all"),
+    (Split(0), Split(0, turn=1), "shift", "shift"),
+    (Split(0, 2, 1), Split(0, 2, 2), "shift", "shift"),
     (PARTIAL, SHARED, "all_reduce", "all_reduce"),
     (Split(0), Routed("counts"), "all_to_all", "all_to_all"),
     (STACKED, Routed("counts"), "all_to_all", "all_to_all"),
@@ -56,7 +58,17 @@ def test_a_change_fixes_its_transpose(
 
 
 def test_what_no_communication_does_is_refused() -> None:
-    every = [REPLICATED, SHARED, PARTIAL, STACKED, Split(0), Split(1), Routed("a"), Routed("b")]
+    every = [
+        REPLICATED,
+        SHARED,
+        PARTIAL,
+        STACKED,
+        Split(0),
+        Split(0, 2),
+        Split(1),
+        Routed("a"),
+        Routed("b"),
+    ]
     refused = set()
     for made, read in product(every, every):
         try:
@@ -68,7 +80,11 @@ def test_what_no_communication_does_is_refused() -> None:
             free = made == read or (made, read) == (REPLICATED, SHARED)
             assert (change == "") == free, (made, read)
     assert (Routed("a"), Routed("b")) in refused, "rows of other counts lie elsewhere"
+    for wrong in (Split(0, turn=2), Split(1, turn=1)):
+        with pytest.raises(PlanError, match="nothing turns"):
+            conversion(Split(0), wrong)
     assert (STACKED, Split(0)) in refused and (Split(0), PARTIAL) in refused
+    assert (Split(0), Split(0, 2)) in refused, "parts of blocks are no parts of parts"
 
 
 def test_what_a_rank_has() -> None:
@@ -86,8 +102,13 @@ def test_what_a_rank_has() -> None:
 def test_text() -> None:
     layouts = (
         ("dp", Split(1)), ("ep", Routed("%counts[MB=0]")), ("a", STACKED), ("b", SHARED),
+        ("c", Split(2, turn=1)), ("d", Split(2, (4, 8), 3)),
+        ("e", Split(1, 2, mirrored=True)), ("f", Split(1, 2, 1, True)),
     )  # fmt: skip
-    assert layouts_text(layouts) == "dp: split(1); ep: routed(%counts[MB=0]); a: stacked; b: shared"
+    assert layouts_text(layouts) == (
+        "dp: split(1); ep: routed(%counts[MB=0]); a: stacked; b: shared; c: split(2 turn 1); "
+        "d: split(2|4+8 turn 3); e: split(1|2 mirrored); f: split(1|2 mirrored turn 1)"
+    )
     assert layouts_from_text(layouts_text(layouts)) == layouts
     with pytest.raises(PlanError, match="is no layout"):
         layouts_from_text("dp: split(x)")

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper.errors import FileError
-from piper.plan.holdings import Box
+from piper.plan.tensor_parts import Part, all_of
+from piper.runtime.state.patch_views import patch_view
 from piper.runtime.state.read_pieces import PieceReader
-from piper.stored.boxes import boxes_in, overlap, runs_in, whole
+from piper.stored.boxes import Box, boxes_in, overlap, patches_in, runs_in
 from piper.stored.stored_pieces import Piece, StoredTensor
 
 SHAPES = st.lists(st.integers(1, 4), max_size=4).map(tuple)
@@ -75,6 +76,42 @@ def _written(folder: Path, tensor: torch.Tensor, cuts: list[Box], form: str) -> 
     return StoredTensor("float64", tuple(tensor.shape), tuple(pieces))
 
 
+def _own(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """A rank's own tensor, by its positions along each dim."""
+    for dim, spans in enumerate(part.spans):
+        positions = [at for start, num in spans for at in range(start, start + num)]
+        tensor = tensor.index_select(dim, torch.tensor(positions, dtype=torch.int64))
+    return tensor
+
+
+@st.composite
+def _parts(draw: st.DrawFn, shape: tuple[int, ...]) -> Part:
+    """Any positions along each dim."""
+    spans = []
+    for num in shape:
+        cuts = sorted(draw(st.sets(st.integers(0, num), min_size=2, max_size=num + 1)))
+        pairs = list(zip(cuts[::2], cuts[1::2], strict=False))
+        spans.append(tuple((begin, end - begin) for begin, end in pairs))
+    return Part(tuple(spans))
+
+
+@given(st.data(), SHAPES)
+def test_any_range_of_any_part_is_its_patches(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    part = data.draw(_parts(shape))
+    first = data.draw(st.integers(0, part.num_elements))
+    last = data.draw(st.integers(first, part.num_elements))
+    numbered = torch.arange(math.prod(shape)).view(shape)
+    flat = torch.full((last - first,), -1)
+    for patch in patches_in(part, first, last):
+        view = patch_view(flat, patch)
+        assert (view == -1).all(), "twice"
+        view.copy_(numbered[patch.box.slices])
+    assert torch.equal(flat, _own(numbered, part).flatten()[first:last])
+    other = data.draw(_parts(shape))
+    mine, theirs = ({*_own(numbered, each).flatten().tolist()} for each in (part, other))
+    assert part.meets(other) == bool(mine & theirs)
+
+
 @pytest.mark.parametrize("form", ["raw", "torch"])
 def test_any_range_is_read_from_any_pieces(tmp_path: Path, form: str) -> None:
     tensor = torch.arange(5 * 4 * 3, dtype=torch.float64).view(5, 4, 3)
@@ -83,13 +120,18 @@ def test_any_range_is_read_from_any_pieces(tmp_path: Path, form: str) -> None:
         Box((2, 1, 2), (3, 3, 1)),
     ]  # fmt: skip
     reader = PieceReader({"w": _written(tmp_path, tensor, cuts, form)})
-    for box in (whole((5, 4, 3)), Box((1, 1, 1), (3, 2, 2))):
-        pairs = zip(box.start, box.size, strict=True)
-        flat = tensor[tuple(slice(s, s + n) for s, n in pairs)].flatten()
-        for first in range(0, box.num_elements, 5):
-            for last in range(first, box.num_elements + 1, 3):
+    parts = (
+        all_of((5, 4, 3)),
+        Part((((1, 3),), ((1, 2),), ((1, 2),))),
+        Part((((0, 2), (3, 1)), ((0, 4),), ((0, 3),))),  # blocks of rows
+        Part((((0, 5),), ((0, 1), (2, 1)), ((0, 1), (2, 1)))),  # and of columns, in two dims
+    )
+    for part in parts:
+        flat = _own(tensor, part).flatten()
+        for first in range(0, part.num_elements, 5):
+            for last in range(first, part.num_elements + 1, 3):
                 before = reader.num_bytes
-                assert torch.equal(reader.elements("w", box, first, last), flat[first:last])
+                assert torch.equal(reader.elements("w", part, first, last), flat[first:last])
                 if form == "raw":  # no byte more than asked for
                     assert reader.num_bytes - before == 8 * (last - first)
     assert torch.equal(reader.tensor("w"), tensor)
@@ -103,17 +145,17 @@ def test_damage_and_holes_are_named(tmp_path: Path) -> None:
     at = stored.pieces[1].offset + stored.pieces[1].length // 2
     file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
     reader = PieceReader({"w": stored})
-    box = whole((4, 3))
-    assert torch.equal(reader.elements("w", box, 0, 6), tensor.flatten()[:6])
+    part = all_of((4, 3))
+    assert torch.equal(reader.elements("w", part, 0, 6), tensor.flatten()[:6])
     with pytest.raises(FileError, match=r"w: bytes .* are not those that were written"):
-        reader.elements("w", box, 0, 7)
+        reader.elements("w", part, 0, 7)
     file.write_bytes(good[:at])
     with pytest.raises(FileError, match=f"has ended after {at} bytes"):
-        reader.elements("w", box, 0, 7)
+        reader.elements("w", part, 0, 7)
     file.unlink()
     with pytest.raises(FileError, match="cannot be read: No such file"):
-        reader.elements("w", box, 0, 7)
+        reader.elements("w", part, 0, 7)
     hole = StoredTensor("float64", (4, 3), stored.pieces[:1])
     file.write_bytes(good)
     with pytest.raises(FileError, match="the files of w lack 3 of 9 elements"):
-        PieceReader({"w": hole}).elements("w", box, 0, 9)
+        PieceReader({"w": hole}).elements("w", part, 0, 9)

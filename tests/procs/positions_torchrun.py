@@ -33,6 +33,8 @@ def main() -> None:
     if os.environ["RANK"] == "0":
         print(json.dumps(found))
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # as workers end: threads of torch may abort a process that takes its modules down
 
 
 if __name__ == "__main__":

@@ -66,11 +66,11 @@ def test_peers_have_equal_losses_and_a_run_goes_on(rows: str, tmp_path: Path) ->
 def test_the_largest_batch_is_found_and_run(tmp_path: Path) -> None:
     report = tmp_path / "largest.json"
     said = run(
-        *("largest_batch.py", "--device", "cpu", "--limit", "1MiB", "--most", "4"),
+        *("largest_batch.py", "--device", "cpu", "--limit", "1MiB", "--most", "8"),
         *("--steps", "1", "--json", str(report)),
     )
     rows = json.loads(report.read_text())["rows"]
     mine = [row for name, row in rows.items() if name.startswith("Piper")]
     assert len(mine) == 4 and len(rows) == 6
-    assert all(0 < row["rows"] < 4 and row["planned"] <= 1 << 20 and row["ms"] > 0 for row in mine)
+    assert all(0 < row["rows"] < 8 and row["planned"] <= 1 << 20 and row["ms"] > 0 for row in mine)
     assert said.count("not measured: no peaks on a CPU") == 2

@@ -29,6 +29,7 @@ exit 0
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     yield tmp_path / "notes"
@@ -51,6 +52,7 @@ def test_a_daemon_is_started_and_ended(notes: Path) -> None:
             "CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe",
             "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "8",
         }
         assert all(os.path.isdir(env[f"CUDA_MPS_{name}_DIRECTORY"]) for name in ("PIPE", "LOG"))
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in mps.env()

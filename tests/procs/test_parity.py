@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from piper import Schedule, where
+from piper.passes.physical.route import Route
 from piper.training.verify import compare, train_one_device
 from tests.loopback.test_param_groups import by_module
 from tests.matrix import AXES, EXPERTS, MODEL, SCHEDULE, ZERO, Cell
@@ -46,6 +47,19 @@ def test_other_models_train_like_one_device(
     job = program_of(name).apply(strategy_of(degrees, schedule)).lower(optimizer=ADAMW)
     with job.launch(pool(size)) as run:
         errors = compare(run, batches_of(name), reference_of(name, job))
+    assert errors.exact, errors
+
+
+def test_a_host_reads_behind_all_that_its_stream_has(
+    pool: GetPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a stream of exchanges, as for a device: what comes after the read waits for none of them."""
+    monkeypatch.setattr(Route, "_reading", lambda route, draft: "exchange")
+    job = program_of("counted").apply(strategy_of("ep2", "none")).lower(optimizer=ADAMW)
+    reads = [task for part in job.plan.classes for task in part.tasks if task.kind == "read"]
+    assert reads and {job.plan.streams[task.stream].name for task in reads} == {"exchange"}
+    with job.launch(pool(2)) as run:
+        errors = compare(run, batches_of("counted"), reference_of("counted", job))
     assert errors.exact, errors
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import piper
 from piper.cli.main import main
@@ -156,3 +157,27 @@ def test_ranks_of_torchrun_read_and_write(tmp_path: Path) -> None:
     assert found.stdout.count("as it was") == 4  # ranks may write into one line
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in _state().items())
+
+
+def test_initial_weights_do_not_depend_on_the_default_dtype_of_a_process(pool: GetPool) -> None:
+    """A model made where the default is float64 starts alike in processes where it is float32."""
+
+    def make_model() -> nn.Module:
+        model = nn.Linear(8, 8)
+        model.bias = nn.Parameter(torch.randn(8) + torch.zeros(8))
+        return model
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        batch = {"x": torch.ones(4, 8)}
+        program = piper.trace(make_model, batch, lambda m, b: m(b["x"]).square().mean())
+        job = program.apply(parallel(dp=2)).lower()
+        with job.launch("loopback") as run:
+            wanted = run.parameters()
+        with job.launch(pool(2)) as run:
+            found = run.parameters()
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    assert {tensor.dtype for tensor in found.values()} == {torch.float64}

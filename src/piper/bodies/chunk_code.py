@@ -21,6 +21,7 @@ from piper.ir.tensor_type import TensorType
 class ChunkInput:
     """One input of a chunk: `param` marks parameters and buffers that stay the same during a step,
     `carried` buffers that each microbatch changes for the next one, `grad` that its gradient is wanted.
+    What is gathered can be had `again`: a backward reads it, instead of what was put together of it.
     """
 
     spec: TensorType
@@ -28,6 +29,7 @@ class ChunkInput:
     requires_grad: bool
     grad: bool
     carried: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)

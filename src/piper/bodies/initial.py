@@ -176,10 +176,20 @@ class _Recorder(TorchDispatchMode):
             wrote |= read
         # Views change nothing: whoever needs their memory finds the operations that wrote it.
         if wrote:
+            kwargs |= _own_dtype(func, kwargs, result)
             random = draws_random(func, args, kwargs)
             entry = _Entry(func, args, kwargs, result, frozenset(read), frozenset(wrote), random)
             self.into.tape.append(entry)
         return result
+
+
+def _own_dtype(func: Any, kwargs: Mapping[str, Any], result: Any) -> dict[str, Any]:
+    """What a function makes in the default dtype of this process, which others may not have."""
+    takes = any(argument.name == "dtype" for argument in func._schema.arguments)
+    if not takes or kwargs.get("dtype") is not None or not isinstance(result, Tensor):
+        return {}
+    other = result.is_floating_point() and result.dtype != torch.float32
+    return {"dtype": result.dtype} if other else {}
 
 
 def _here() -> str:

@@ -74,6 +74,12 @@ class World:
         slices = tuple(part.slice for part in self.plan.classes)
         return normal(self.plan, Group(slices, self.plan.data_axes))
 
+    @property
+    def all_ranks(self) -> Group:
+        """All ranks of all slices."""
+        slices = tuple(part.slice for part in self.plan.classes)
+        return normal(self.plan, Group(slices, self.plan.mesh.free(slices[0])))
+
     def trained_at(self, at: Slice) -> list[tuple[int, Bucket]]:
         """The buckets of a slice that are updated."""
         found = enumerate(self.plan.buckets)

@@ -24,6 +24,7 @@ from piper.check.proofs.pools import pools
 from piper.check.proofs.resident import resident
 from piper.check.proofs.state_changes import state_changes
 from piper.check.proofs.structure import structure
+from piper.check.proofs.tensor_layouts import tensor_layouts
 from piper.check.proofs.updates import updates
 from piper.check.report import Report
 from piper.errors import CheckError
@@ -44,6 +45,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "state": (state_changes,),
     "pools": (pools,),
     "bodies": (bodies,),
+    "layouts": (tensor_layouts,),
     "labels": (labels,),
 }
 _MORE = 3  # further problems that an error mentions
@@ -56,8 +58,9 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     read, overwrite and free is ordered after what it needs; no slot is read before it is written or
     after it is freed, freed twice, reused early or leaked; every parameter is updated once, by its
     whole gradient; every buffer that changes does so once per microbatch, in their order, by what all
-    data ranks have left for it; slots that share memory take turns; and, with `memory_limit` in bytes,
-    no rank needs more at its peak.
+    data ranks have left for it; slots that share memory take turns; where tensors are cut, every
+    collective leads from one layout to the other and every body reads what it was traced for; and, with
+    `memory_limit` in bytes, no rank needs more at its peak.
     """
     start = time.perf_counter()
     world = compressed(plan)

@@ -67,7 +67,8 @@ def elastic_jobs(
             return found
         return None
 
-    asked = (arguments.pp or 1) * (arguments.dp or 1)
+    asked = (arguments.pp or 1) * (arguments.dp or 1) * (arguments.tp or 1)
+    asked *= arguments.cp or 1
     return job, arguments.nproc or asked
 
 
@@ -86,6 +87,8 @@ def _strategies(own: Any, arguments: argparse.Namespace, ranks: int) -> list[Cal
     degrees |= {"machine": given_machine(arguments), "precision": arguments.precision}
     return [
         parallel(pp=pp, dp=fewer, ep=gcd(ep, fewer), microbatches=total // fewer, **degrees)
-        for fewer in range(min(dp, ranks // pp), 0, -1)
+        for fewer in range(
+            min(dp, ranks // (pp * degrees.get("tp", 1) * degrees.get("cp", 1))), 0, -1
+        )
         if total % fewer == 0
     ]

@@ -13,11 +13,16 @@ from typing import Any
 from piper.cli.machine_options import given_machine
 from piper.errors import FileError, did_you_mean
 from piper.files import module_of
+from piper.ir.attention_forms import ATTENTION
 
 DEGREES = (
     "pp",
     "dp",
     "ep",
+    "tp",
+    "sp",
+    "cp",
+    "cp_attention",
     "schedule",
     "microbatches",
     "zero",
@@ -50,6 +55,20 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks")
     group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
     group.add_argument("--ep", type=int, metavar="N", help="ranks that share experts; divides dp")
+    group.add_argument("--tp", type=int, metavar="N", help="ranks that share tensors")
+    group.add_argument(
+        "--sp",
+        action="store_true",
+        default=None,
+        help="with --tp: cut sequences, too, where tensors are not (sequence parallelism)",
+    )
+    group.add_argument("--cp", type=int, metavar="N", help="ranks that share sequences")
+    group.add_argument(
+        "--cp-attention",
+        choices=ATTENTION,
+        help="with --cp: keys and values of all ranks to each (gather, the default), whole sequences "
+        "of some heads to each (heads, Ulysses), or keys and values from rank to rank (ring)",
+    )
     group.add_argument(
         "--schedule",
         metavar="NAME",

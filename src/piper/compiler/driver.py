@@ -17,6 +17,7 @@ from piper.compiler.cadence_choice import choose_cadences, remaking
 from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
+from piper.compiler.tensor_cuts import tensor_cuts
 from piper.cost.estimate import NOMINAL
 from piper.cost.machine import Machine
 from piper.directives.complete import complete
@@ -111,7 +112,8 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     calls = scheduled.calls
     rows = local_rows(logical, source.batch_size, calls)
     sizes, counts = piece_sizes(logical, dtype=source.dtype), early_counts(logical)
-    cuts = Cuts(tuple(sorted(sizes.items())), scheduled.stages, tuple(sorted(counts)))
+    tensors = tensor_cuts(logical, scheduled.history)
+    cuts = Cuts(tuple(sorted(sizes.items())), scheduled.stages, tuple(sorted(counts)), tensors)
     local = source.local(rows, cuts)
     if cuts.finer or source is not scheduled.source or source.guessed:
         logical = source.graph(cuts, like=local if rows != source.batch_size else None)
@@ -168,11 +170,12 @@ def expected_step(scheduled: Scheduled, settings: Settings) -> Timeline:
 @dataclass
 class Asked:
     """What is known of the bodies that were asked for: their operations, how memory passes inside of
-    them, and which of their results are products."""
+    them, and which of their results are products; and what is gathered for operators of the code."""
 
     flops: dict[str, float] = field(default_factory=dict)
     inside: dict[str, Moments] = field(default_factory=dict)
     products: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    gathered: tuple[str, ...] = ()
 
     def add(self, body: BodySpec) -> None:
         self.flops[body.hash] = body.flops
@@ -186,7 +189,7 @@ def bodies_on(
 ) -> tuple[GetBodies, Asked]:
     """The bodies of a graph's chunks on demand; and what is known of those that were asked for."""
     data_ranks = logical.mesh.size_of(data_axes(logical))
-    asked = Asked()
+    asked = Asked(gathered=traced.gathered)
 
     def bodies(node: Chunk, form: ExpertForm | None, size: int) -> ChunkBodies:
         load = max((owner.max_load for owner in node.owners), default=1.0)
@@ -329,15 +332,16 @@ def _plan(
         },
         products={name: found for name in sorted(used) if (found := asked.products.get(name))},
         state_names=source.state_names,
+        gathered=asked.gathered,
     )
 
 
-def _cut(logical: Graph, name: str) -> tuple[tuple[str, int], ...]:
-    """The axes that cut a tensor of the model, each with its dim."""
+def _cut(logical: Graph, name: str) -> tuple[tuple[str, Split], ...]:
+    """The axes that cut a tensor of the model, and how."""
     value = logical.values.get(name)
     layout = value.layout if value is not None else ()
-    ways = ((axis, way.dim) for axis, way in layout if isinstance(way, Split))
-    return tuple((axis, dim) for axis, dim in ways if dim is not None)
+    ways = ((axis, way) for axis, way in layout if isinstance(way, Split))
+    return tuple((axis, way) for axis, way in ways if way.dim is not None)
 
 
 def _model_flops(

@@ -22,6 +22,7 @@ from piper.frontend.capture.capture import (
     plain_name,
 )
 from piper.frontend.cut.stage_choice import StageCut
+from piper.frontend.tensor_cut import TensorCut, TensorCuts
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
 from piper.ir.tensor_type import Shapes, TensorType, shapes_text
@@ -39,16 +40,23 @@ class Cuts:
 
     `stages` as the directive cut chose them; then, per chunk number, the most bytes of parameters that
     a piece of the chunk may read; and pairs of chunks, the first cut behind the counts of the second.
+    `tensors` says what one rank of an axis that shares tensors runs.
     """
 
     pieces: tuple[tuple[int, int], ...] = ()
     stages: StageCut | None = None
     counts: tuple[tuple[int, int], ...] = ()
+    tensors: tuple[TensorCut, ...] = ()
 
     @property
     def finer(self) -> bool:
         """Whether chunks of the program are cut further."""
-        return bool(self.pieces or self.counts)
+        return bool(self.pieces or self.counts or self.tensors)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of ranks along each axis that shares tensors."""
+        return {each.axis: each.size for each in self.tensors}
 
 
 UNCUT = Cuts()
@@ -101,6 +109,7 @@ class Source:
             trained=trained._captures if trained else None,
         )
         self._traced: dict[tuple[int, Cuts], Traced] = {}
+        self._tensor_cuts = TensorCuts()
 
     @property
     def shapes(self) -> Shapes:
@@ -190,6 +199,8 @@ class Source:
                 pieces=dict(cuts.pieces),
                 counts=cuts.counts,
             )
+            for each in cuts.tensors:
+                traced = self._tensor_cuts.cut(traced, each)
             self._traced[rows, cuts] = traced
         return capture, self._traced[rows, cuts]
 
@@ -198,10 +209,12 @@ class Source:
         program at another size: `like`, or one of twice the batch; where neither is there, it is
         `guessed`."""
         _, traced = self.at(self.batch_size, cuts)
-        types = _types(like) if like else self._captures.types_at(2 * self.batch_size)
+        types = _types(like) if like else None
+        if types is None and not cuts.tensors:
+            types = self._captures.types_at(2 * self.batch_size)
         types = types or self._larger(traced, cuts)
         self.guessed = types is None
-        return build_graph(traced, batch_layouts(traced, types))
+        return build_graph(traced, batch_layouts(traced, types), cuts.sizes)
 
     def _larger(self, traced: Traced, cuts: Cuts) -> dict[str, TensorType] | None:
         """The types of Values at twice the size, if it is the same program there."""

@@ -13,8 +13,11 @@ from piper.cost.machine_file import machine_of
 from piper.directives.complete import complete
 from piper.errors import Call, CutError
 from piper.frontend.cut.stage_choice import StageCut, choose_stages, measured_costs
+from piper.frontend.name_patterns import as_patterns
+from piper.frontend.tensor_splits import found_splits
 from piper.ir.graph import Graph
 from piper.ir.history import Record
+from piper.ir.layouts import Split
 from piper.ir.precisions import Precision, precision_of
 from piper.ir.well_formed import verify
 from piper.runtime.launch.torchrun import under_torchrun
@@ -38,6 +41,15 @@ class Stages:
             )
         capture = self._source(call).captured(rows or self._source(call).batch_size)
         return measured_costs(capture, num, device=own_device())
+
+    def splits(self, chunks: Sequence[int], size: int, *, call: Call) -> dict[str, Split]:
+        """How to cut parameters of some chunks over so many ranks, by patterns of names."""
+        source = self._source(call)
+        _, traced = source.at(source.batch_size, Cuts(stages=self.cut))
+        own = [traced.chunks[number] for number in chunks]
+        read = {name: traced.values[name] for chunk in own for name in chunk.inputs}
+        params = [name for name, value in read.items() if value.role == "param"]
+        return as_patterns(found_splits(own, size, call), params)
 
     def seconds(
         self,

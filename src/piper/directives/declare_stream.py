@@ -19,7 +19,9 @@ class DeclareStream(_Named, frozen=True, kw_only=True, tag="stream"):
     """Name a queue, with its priority and how many SMs its communication may take.
 
     A stream is an in-order queue on every device. Directives that communicate name theirs.
-    `priority` is "normal" or "high"; both are for CUDA, on CPU every stream is alike.
+    `priority` is "normal" or "high". Communication takes at most `max_sms` SMs, and matrix products that
+    are expected beside it leave it as many; without, they leave 4. Both are for CUDA, on CPU every
+    stream is alike.
 
     Requires:
         1. No stream has that name yet.

@@ -1,4 +1,4 @@
-"""Ownership of mesh axes: the part that replicate and shard have in common."""
+"""Ownership of mesh axes: the part that replicate, shard and shard_tensor have in common."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ def own(
         nodes[name] = msgspec.structs.replace(node, owners=(*node.owners, *added))
         for value in _laid_out(graph, node):
             known = values.get(value, graph.values[value])
-            made = made_along(known, like.shares, counts(node) if counts else "")
-            layout = dict(known.layout) | dict.fromkeys(axes, made)
+            at = counts(node) if counts else ""
+            made = {axis: made_along(known, axis, like.shares, at) for axis in axes}
+            layout = dict(known.layout) | made
             if known.role == "param" and any(layout[a] != b for a, b in known.layout):
                 raise AxisError(
                     f"{value} would be both whole and split along {', '.join(axes)}",
@@ -86,6 +87,14 @@ def own(
 
 
 def _laid_out(graph: Graph, node: Chunk) -> list[str]:
-    """The Values whose layout a chunk decides: what it makes, and what only it is given."""
-    given = [v for v in node.inputs if graph.values[v].role in GIVEN]
-    return [*(v for v in node.outputs if graph.values[v].role != "saved"), *given]
+    """The Values whose layout a chunk decides: what it makes, what only it is given, and what only it
+    reads in that layout."""
+    values = graph.values
+    found = [v for v in node.outputs if values[v].role != "saved"]
+    for name in node.inputs:
+        if values[name].role in GIVEN:
+            found.append(name)
+        while values[name].source:  # changed along one axis, and then along another
+            found.append(name)
+            name = values[name].source
+    return found

@@ -15,12 +15,13 @@ from piper.directives.place import Place
 from piper.directives.recompute import Recompute
 from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
+from piper.directives.shard_tensor import ShardTensor
 from piper.directives.split import Split
 from piper.ir.directive import AnyDirective, Directive, Unknown, kind_of
 
 # In the order in which the docs list them.
 SHIPPED: tuple[type[Directive], ...] = (
-    DeclareMesh, DeclareStream, Cut, Place, Replicate, Shard, Split, Order, Recompute,
+    DeclareMesh, DeclareStream, Cut, Place, Replicate, Shard, ShardTensor, Split, Order, Recompute,
 )  # fmt: skip
 
 

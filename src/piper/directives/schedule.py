@@ -16,6 +16,7 @@ from piper.directives.recompute import Recompute
 from piper.directives.registry import known_directives
 from piper.directives.replicate import Replicate
 from piper.directives.shard import Shard
+from piper.directives.shard_tensor import ShardTensor
 from piper.directives.split import Split
 from piper.errors import ArgumentError, Call, StrategyError, did_you_mean, user_source
 from piper.ir.directive import AnyDirective, Directive, Site, Stages, kind_of
@@ -97,6 +98,7 @@ class Schedule:
     place = _method(Place)
     replicate = _method(Replicate)
     shard = _method(Shard)
+    shard_tensor = _method(ShardTensor)
     split = _method(Split)
     order = _method(Order)
     recompute = _method(Recompute)

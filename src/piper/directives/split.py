@@ -15,7 +15,7 @@ from piper.ir.select import select
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import Value
 
-_SHARED = ("param", "buffer", "constant")  # one for all microbatches
+_SHARED = ("param", "buffer", "constant", "coordinate")  # one for all microbatches
 
 
 class Split(Selecting, frozen=True):
@@ -76,6 +76,7 @@ class Split(Selecting, frozen=True):
                         value,
                         name=renamed[name],
                         of=renamed.get(value.of, value.of),
+                        source=renamed.get(value.source, value.source),
                         type=types[name],
                         layout=_renamed(value.layout, renamed),
                     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from piper.frontend.traced import Traced, TracedChunk
 from piper.ir.graph import Graph
-from piper.ir.layouts import SHARED, Layout, dual
+from piper.ir.layouts import SHARED, Layout, dual, whole_type
 from piper.ir.nodes import Chunk, Node, label
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import Role, Value, read_along
@@ -14,19 +14,27 @@ from piper.ir.values import Role, Value, read_along
 SEED = "$one"  # the gradient of the loss with respect to itself
 
 
-def build_graph(traced: Traced, layouts: Mapping[str, Layout]) -> Graph:
-    """`layouts` has, per traced Value, how it lies along the batch."""
+def build_graph(
+    traced: Traced, layouts: Mapping[str, Layout], sizes: Mapping[str, int] | None = None
+) -> Graph:
+    """`layouts` has, per traced Value, how it lies along the batch; `sizes` the number of ranks along
+    each axis that shares tensors."""
+    sizes = sizes or {}
     values = {
-        name: Value(name, value.role, value.spec, batch=layouts[name], of=value.of)
+        name: Value(
+            name,
+            value.role,
+            value.spec if value.role == "param" else whole_type(value.spec, value.cut, sizes),
+            batch=layouts[name],
+            of=value.of,
+            cut=value.cut,
+            source=value.source,
+        )
         for name, value in traced.values.items()
     }
     nodes: dict[str, Node] = {}
     backward: list[Node] = []
-    readers: dict[str, list[str]] = {}  # value -> contributions to its gradient
-    for index, chunk in enumerate(traced.chunks):
-        for name, taken in zip(chunk.inputs, chunk.code.inputs, strict=True):
-            if taken.grad and chunk.code.tangents:  # else no gradient leaves the chunk
-                readers.setdefault(name, []).append(gradient_name(name, index))
+    readers = _Readers(traced)
     for index, chunk in enumerate(traced.chunks):
         saved = f"$saved.{index}"
         forward = _node("F", index, chunk, chunk.inputs, chunk.outputs)
@@ -41,6 +49,26 @@ def build_graph(traced: Traced, layouts: Mapping[str, Layout]) -> Graph:
     for node in reversed(backward):
         nodes[node.name] = node
     return Graph("logical", nodes, values, loss=traced.loss, count=traced.count)
+
+
+class _Readers:
+    """Who contributes to the gradient of a Value: its readers, and those of it in another layout."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.own: dict[str, list[str]] = {}
+        self.elsewhere: dict[str, list[str]] = {}  # Value -> the same in other layouts
+        for index, chunk in enumerate(traced.chunks):
+            for name, taken in zip(chunk.inputs, chunk.code.inputs, strict=True):
+                if taken.grad and chunk.code.tangents:  # else no gradient leaves the chunk
+                    self.own.setdefault(name, []).append(gradient_name(name, index))
+        for name, value in traced.values.items():
+            if value.source:
+                self.elsewhere.setdefault(value.source, []).append(name)
+
+    def of(self, name: str) -> Iterator[str]:
+        yield from self.own.get(name, ())
+        for other in self.elsewhere.get(name, ()):
+            yield from self.of(other)
 
 
 def gradient_name(value: str, chunk: int) -> str:
@@ -78,22 +106,28 @@ def _gradients(
         if taken.grad:
             grad = gradient_name(name, index)
             role: Role = "param_grad" if traced.values[name].role == "param" else "grad"
-            batch = dual(read_along(values[name], "batch", ""))
-            values[grad] = Value(grad, role, taken.spec, batch=batch, of=name)
+            value = values[name]
+            batch = dual(read_along(value, "", "batch", ""))
+            cut = tuple((axis, dual(layout)) for axis, layout in value.cut)
+            if role == "param_grad":
+                cut = dict(chunk.gradients).get(name, ())
+            values[grad] = Value(grad, role, value.type, batch=batch, of=name, cut=cut)
             gradients.append(grad)
     return tuple(gradients)
 
 
 def _tangents(
-    chunk: TracedChunk, traced: Traced, values: dict[str, Value], readers: dict[str, list[str]]
+    chunk: TracedChunk, traced: Traced, values: dict[str, Value], readers: _Readers
 ) -> tuple[str, ...]:
-    """All contributions to the gradients of a chunk's outputs; several to one output are added."""
+    """All contributions to the gradients of a chunk's outputs, also by those who read one in another
+    layout; several to one output are added."""
     tangents = []
     for position in chunk.code.tangents:
         name = chunk.outputs[position]
         if name == traced.loss:
             type = TensorType((), traced.values[name].spec.dtype)
-            values[SEED] = Value(SEED, "constant", type, batch=SHARED, of=name)
+            cut = tuple((axis, dual(way)) for axis, way in values[name].cut)
+            values[SEED] = Value(SEED, "constant", type, batch=SHARED, of=name, cut=cut)
             tangents.append(SEED)
-        tangents += readers.get(name, [])
+        tangents += readers.of(name)
     return tuple(tangents)

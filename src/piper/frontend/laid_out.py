@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from piper.plan.holdings import Box
-from piper.stored.boxes import overlap, row_major, within
+from piper.stored.boxes import Box, overlap, row_major, within
 from piper.stored.stored_pieces import Piece, StoredTensor
 
 

@@ -21,6 +21,7 @@ from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.cut.state_homes import state_homes
 from piper.frontend.cut.state_packs import Pack, fold_of, pack, packs_of
 from piper.frontend.refuse.mutation import refuse_mutation
+from piper.ir.layouts import Layouts
 from piper.ir.nodes import Tags
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import Role
@@ -29,20 +30,27 @@ from piper.plan.keys import KEY, ranges_of
 
 @dataclass(frozen=True)
 class TracedValue:
-    """A tensor that crosses a chunk's boundary."""
+    """A tensor that crosses a chunk's boundary.
+
+    Along axes that share tensors it lies as `cut` says, and `spec` is what one rank has of it, but for
+    parameters. With a `source` it is that Value in another layout.
+    """
 
     role: Role
     spec: TensorType
     gradient: bool  # whether a gradient passes through it
     batched: bool  # whether it depends on the batch, or on random numbers
     of: str = ""  # what keys are for
+    cut: Layouts = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)
 class TracedChunk:
     """One chunk: its tags, its place among its region's parts, its Values and its code.
 
-    `whole` numbers the chunk that it is a piece of, in the program without finer cuts.
+    `whole` numbers the chunk that it is a piece of, in the program without finer cuts. Along axes that
+    share tensors `gradients` says how the gradients of its parameters lie.
     """
 
     tags: Tags
@@ -52,6 +60,7 @@ class TracedChunk:
     outputs: tuple[str, ...]
     code: ChunkCode
     whole: int
+    gradients: tuple[tuple[str, Layouts], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,8 @@ class Traced:
 
     `changed` are the buffers that they change, and `carried` those of them that they read, too, so that
     a microbatch depends on the one before; each with the user's line. `synced` is the user's line of a
-    norm whose statistics are to be those of all data ranks.
+    norm whose statistics are to be those of all data ranks. `gathered` are the operators that read whole
+    what is cut, each with the reason and the user's line.
     """
 
     chunks: tuple[TracedChunk, ...]
@@ -70,6 +80,7 @@ class Traced:
     changed: frozenset[str] = frozenset()
     carried: Mapping[str, str] = field(default_factory=dict)
     synced: str = ""
+    gathered: tuple[str, ...] = ()
 
 
 def cut_program(

@@ -25,6 +25,9 @@ class Tensorlike(Protocol):
     def bound(self) -> int | None: ...
 
 
+LEFT = 4  # multiprocessors that products leave to communication, where its stream has no bound
+MOST_LEFT = 1 << 10  # that they may be asked to leave
+
 # Whether a result can come from what each rank brings: source, result, number of ranks, and whether the
 # host says how many rows go where.
 ShapeRule = Callable[[Tensorlike, Tensorlike, int, bool], bool]
@@ -42,6 +45,7 @@ class CommunicationKind:
     bytes that a rank's link carries each way, in `rounds(ranks)` exchanges one after the other. A
     kind `of_a_step` belongs to a step's state: it may come last, where others follow from one chunk
     and are waited for. A `paced` one starts shortly before its result is read.
+    In one that is `directed`, ranks of a group pass tensors on to the next, or back (`reverse`).
     A collective is the change between two layouts (`ir/layouts.py`), unless it `keeps_layout`.
     """
 
@@ -58,6 +62,7 @@ class CommunicationKind:
     of_a_step: bool = False
     paced: bool = False
     keeps_layout: bool = False
+    directed: bool = False
 
     @property
     def is_message(self) -> bool:
@@ -171,6 +176,7 @@ _ROWS = (
         of_a_step=True, paced=True,
     ),
     CommunicationKind("all_to_all", "collective", "rows", _rows, _to_others, by_rows=True),
+    CommunicationKind("shift", "collective", "same", _same, _brought, directed=True),
 )  # fmt: skip
 COMMUNICATION: dict[str, CommunicationKind] = {row.name: row for row in _ROWS}
 

@@ -13,6 +13,7 @@ import msgspec
 from piper.errors import Call, StrategyError
 from piper.ir.form.python_code import call_code, code_of
 from piper.ir.graph import Graph
+from piper.ir.layouts import Split
 from piper.ir.precisions import Precision
 from piper.ir.select import Selector
 
@@ -28,6 +29,8 @@ class Stages(Protocol):
     ) -> Graph: ...
 
     def measured(self, num: int, *, rows: int | None, call: Call) -> dict[str, float]: ...
+
+    def splits(self, chunks: Sequence[int], size: int, *, call: Call) -> dict[str, Split]: ...
 
     def seconds(
         self,

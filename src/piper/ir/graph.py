@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
+from piper.ir.communication import communication
 from piper.ir.nodes import Chunk, Comm, Node, Update
 from piper.ir.select import Selector
 from piper.ir.values import Value
@@ -22,6 +24,15 @@ class Stream(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     priority: Literal["normal", "high"] = "normal"
     max_sms: int | None = None
+
+
+def stream_called(declared: Sequence[Stream], name: str) -> Stream:
+    """A stream that was declared, or a part of one (`name:1`), or a new one."""
+    for known in (name, name.partition(":")[0]):
+        for stream in declared:
+            if stream.name == known:
+                return msgspec.structs.replace(stream, name=name)
+    return Stream(name)
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -104,12 +115,28 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
 
     @cached_property
     def producers(self) -> dict[str, list[str]]:
-        """Value -> nodes that write it: one, or every Accumulate that adds into a sum."""
+        """Value -> nodes that write it: one, or every Accumulate that adds into a sum. A Value that is
+        another one in a layout of its own has the writers of that."""
         found: dict[str, list[str]] = defaultdict(list)
         for node in self.nodes.values():
             for value in node.outputs:
                 found[value].append(node.name)
+        for name, made in self.sources.items():
+            if made in found:
+                found[name] = found[made]
         return dict(found)
+
+    @cached_property
+    def sources(self) -> dict[str, str]:
+        """Value that is another one in a layout of its own -> the one that nodes make."""
+        found = {}
+        for name, value in self.values.items():
+            made = value.source
+            while made and self.values[made].source:
+                made = self.values[made].source
+            if made:
+                found[name] = made
+        return found
 
     @cached_property
     def readers(self) -> dict[str, list[str]]:
@@ -117,7 +144,14 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         for node in self.nodes.values():
             for value in dict.fromkeys(node.inputs):
                 found[value].append(node.name)
+                if value in self.sources:
+                    found[self.sources[value]].append(node.name)
         return dict(found)
+
+    def is_of_a_step(self, node: Comm) -> bool:
+        """Whether a communication belongs to a step's state, and does not follow from one chunk."""
+        of_a_step = communication(node.comm).of_a_step
+        return of_a_step and not self.values[node.inputs[0]].cut
 
     def predecessors(self, node: Node) -> list[str]:
         """Nodes that must be complete before this one: producers, and readers of what it updates."""

@@ -7,6 +7,7 @@ communication along axes follows from one table, `conversion`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -24,14 +25,32 @@ class Replicated(msgspec.Struct, frozen=True, tag="replicated"):
         return "replicated"
 
 
-class Split(msgspec.Struct, frozen=True, omit_defaults=True, tag="split"):
+class Split(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=True, tag="split"):
     """Cut along `dim`, one part a rank. Without a dim the whole is a stack, and each rank has its own
-    entry: a Value of one rank's microbatch that has no rows."""
+    entry: a Value of one rank's microbatch that has no rows. With `blocks`, so many equal ones or ones
+    of these sizes, each block is cut, and a rank has its part of every one; `mirrored`, every second
+    block is dealt from its end. At `turn` n of a ring a rank has what is the part of the rank n places
+    before it."""
 
     dim: int | None = None
+    blocks: int | tuple[int, ...] = 1
+    turn: int = 0
+    mirrored: bool = False
+
+    def along(self, dim: int) -> Split:
+        """The same cut of another dim."""
+        return msgspec.structs.replace(self, dim=dim)
+
+    def at_turn(self, turn: int) -> Split:
+        return msgspec.structs.replace(self, turn=turn)
 
     def __str__(self) -> str:
-        return "stacked" if self.dim is None else f"split({self.dim})"
+        if self.dim is None:
+            return "stacked"
+        sizes = self.blocks if isinstance(self.blocks, tuple) else (self.blocks,)
+        blocks = f"|{'+'.join(map(str, sizes))}" if self.blocks != 1 else ""
+        turn = f" turn {self.turn}" if self.turn else ""
+        return f"split({self.dim}{blocks}{' mirrored' if self.mirrored else ''}{turn})"
 
 
 class Partial(msgspec.Struct, frozen=True, tag="partial"):
@@ -59,7 +78,9 @@ class Shared(msgspec.Struct, frozen=True, tag="shared"):
 
 Layout = Replicated | Split | Partial | Routed | Shared
 Layouts = tuple[tuple[str, Layout], ...]
-Change = Literal["", "own_part", "all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+Change = Literal[
+    "", "own_part", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "shift"
+]
 
 REPLICATED, PARTIAL, SHARED, STACKED = Replicated(), Partial(), Shared(), Split()
 _PLAIN: dict[str, Layout] = {str(each): each for each in (REPLICATED, PARTIAL, SHARED, STACKED)}
@@ -86,19 +107,40 @@ def dual(layout: Layout) -> Layout:
     return PARTIAL if isinstance(layout, Shared) else layout
 
 
+def _between_splits(made: Split, read: Split) -> Change | None:
+    if None in (made.dim, read.dim):
+        return None
+    if made.at_turn(0) == read.at_turn(0):
+        return "shift" if abs(made.turn - read.turn) == 1 else None
+    # Of one dim in other blocks, ranks would not exchange equal parts.
+    plain = made.turn == read.turn == 0 and made.dim != read.dim
+    return "all_to_all" if plain else None
+
+
 def conversion(made: Layout, read: Layout) -> Change:
     """The communication that lays out anew, along one axis, what was made in another layout."""
     if made == read:
         return ""
-    if isinstance(made, Split) and isinstance(read, Split) and None not in (made.dim, read.dim):
-        return "all_to_all"
-    change = _CHANGES.get((type(made), type(read)))
+    change: Change | None
+    if isinstance(made, Split) and isinstance(read, Split):
+        change = _between_splits(made, read)
+    else:
+        change = _CHANGES.get((type(made), type(read)))
     if change is None:
         raise PlanError(
             f"nothing turns a {made} Value into a {read} one",
             legal=", ".join(f"{a.__name__} -> {b.__name__}".lower() for a, b in _CHANGES),
         )
     return change
+
+
+def shifts_back(made: Layouts, read: Layouts) -> bool:
+    """Whether what is shifted goes to the rank before, as gradients do."""
+    after = dict(read)
+    return any(
+        isinstance(way, Split) and isinstance(now := after.get(axis), Split) and way.turn > now.turn
+        for axis, way in made
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -135,11 +177,79 @@ def local(whole: TensorType, layouts: Layouts, mesh: Mesh) -> TensorType:
     return TensorType(tuple(shape), whole.dtype, bound)
 
 
+def split_in(dim: int, sizes: Sequence[int]) -> Split:
+    """Split along `dim` in blocks of these sizes; equal ones are counted."""
+    return Split(dim, len(sizes) if len(set(sizes)) == 1 else tuple(sizes))
+
+
+def block_sizes(split: Split, length: int) -> tuple[int, ...]:
+    """Of the blocks of a dim of this length."""
+    blocks = split.blocks
+    return blocks if isinstance(blocks, tuple) else (length // blocks,) * blocks
+
+
+def divides(split: Split, shape: Sequence[int], size: int) -> bool:
+    """Whether there is such a dim, and every block of it has equal parts, one for each of `size` ranks.
+    It takes no longer for more blocks where these are counted."""
+    dim, blocks = split.dim, split.blocks
+    if dim is None or not 0 <= dim < len(shape):
+        return False
+    if isinstance(blocks, tuple):
+        fill = sum(blocks) == shape[dim] and min(blocks, default=0) > 0
+        return fill and all(block % size == 0 for block in blocks)
+    return blocks > 0 and shape[dim] % blocks == 0 and (shape[dim] // blocks) % size == 0
+
+
+def local_shape(shape: tuple[int, ...], layout: Layout, size: int) -> tuple[int, ...]:
+    """What one of `size` ranks has of a shape."""
+    dim = layout.dim if isinstance(layout, Split) else None
+    return tuple(num // size if at == dim else num for at, num in enumerate(shape))
+
+
+def whole_type(part: TensorType, layouts: Layouts, sizes: Mapping[str, int]) -> TensorType:
+    """The whole of which one rank has a part: the inverse of `local` along axes that cut dims."""
+    shape = list(part.shape)
+    for axis, layout in layouts:
+        if isinstance(layout, Split) and layout.dim is not None:
+            shape[layout.dim] *= sizes[axis]
+    return msgspec.structs.replace(part, shape=tuple(shape))
+
+
+def in_dims_of(read: Layouts, made: Layouts, by: int) -> Layouts:
+    """How a Value lies, in the dims of what is made of it: where parts are stacked along a new dim, or
+    taken from such a stack, all others move `by` one. Of a Value inside of code that is cut along two
+    axes one after the other it is known only that each rank has its own part, not along which dim."""
+    wanted = dict(read)
+
+    def moved(axis: str, way: Layout) -> Layout:
+        other = wanted.get(axis)
+        if not isinstance(way, Split) or not isinstance(other, Split):
+            return way
+        if way.dim is None or other.dim is None:
+            return other
+        alike = way.along(way.dim + by)
+        return alike if by and other == alike else way
+
+    return tuple((axis, moved(axis, way)) for axis, way in made)
+
+
+def is_read_as(made: Layout, read: Layout) -> bool:
+    """Whether what lies in one way is also what lies in the other."""
+    same = (Replicated, Shared)
+    if isinstance(made, Split) and isinstance(read, Split) and None in (made.dim, read.dim):
+        return True  # each rank has its own part
+    return made == read or (isinstance(made, same) and isinstance(read, same))
+
+
 def layouts_text(layouts: Layouts) -> str:
     return "; ".join(f"{axis}: {layout}" for axis, layout in layouts)
 
 
 _TEXT = re.compile(r"(?P<kind>replicated|stacked|partial|shared|split|routed)(?:\((?P<of>.*)\))?$")
+_SPLIT = re.compile(
+    r"(?P<dim>\d+)(?:\|(?P<blocks>\d+(?:\+\d+)*))?(?P<mirrored> mirrored)?"
+    r"(?: turn (?P<turn>\d+))?$"
+)
 
 
 def layouts_from_text(text: str) -> Layouts:
@@ -151,8 +261,11 @@ def layouts_from_text(text: str) -> Layouts:
 def layout_from_text(text: str) -> Layout:
     """The inverse of `str`; raises PlanError."""
     match = _TEXT.match(text)
-    if match is None or (match["kind"] == "split" and not (match["of"] or "").isdigit()):
+    cut = _SPLIT.match(match["of"] or "") if match and match["kind"] == "split" else None
+    if match is None or (match["kind"] == "split" and cut is None):
         raise PlanError(f"{text!r} is no layout", legal="replicated, split(0), partial ...")
-    if match["kind"] == "split":
-        return Split(int(match["of"]))
+    if cut is not None:
+        sizes = tuple(int(size) for size in (cut["blocks"] or "1").split("+"))
+        blocks = sizes if len(sizes) > 1 else sizes[0]
+        return Split(int(cut["dim"]), blocks, int(cut["turn"] or 0), bool(cut["mirrored"]))
     return Routed(match["of"] or "") if match["kind"] == "routed" else _PLAIN[match["kind"]]

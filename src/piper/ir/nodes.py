@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from piper.ir.layouts import Layouts
 from piper.ir.values import Shares
 from piper.mesh import Group, Slice
 
@@ -66,7 +67,9 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     `chunk` numbers the piece in the trace; `part` numbers it inside its region; `body` is the key of
     its code; `forward` names the F whose saved Values a backward reads; `recompute` says that it
     computes them again, and what is kept nevertheless; `transfer` names the
-    stream of what it receives from and sends to other slices, where the user chose one.
+    stream of what it receives from and sends to other slices, where the user chose one. It `leaves` so
+    many multiprocessors of a device to the communication beside it. Along axes that share tensors its
+    code was traced for inputs that lie as it `sees` them, and results as it `makes` them.
     """
 
     phase: Phase
@@ -77,6 +80,9 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     owners: tuple[Owner, ...] = ()
     recompute: Literal["", "nothing", "expensive", "everything"] = ""
     transfer: str = ""
+    leaves: int = 0
+    sees: tuple[Layouts, ...] = ()
+    makes: tuple[Layouts, ...] = ()
 
 
 class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):
@@ -85,7 +91,7 @@ class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):
     comm: CommKind
     group: Group
     key: str
-    reverse: bool = False  # all_to_all: rows go back where they came from
+    reverse: bool = False  # what an all_to_all or a shift has sent goes back
 
 
 class Accumulate(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="accumulate"):

@@ -7,13 +7,15 @@ from typing import Literal
 import msgspec
 
 from piper.errors import PlanError
-from piper.ir.layouts import REPLICATED, SHARED, Layout, Layouts, Routed, Split
+from piper.ir.layouts import REPLICATED, SHARED, Layout, Layouts, Routed, Split, in_dims_of
 from piper.ir.tensor_type import TensorType
 from piper.mesh import Slice
 
-GIVEN = ("param", "buffer", "batch", "key", "constant")  # roles of what no node of a step makes
+# Roles of what no node of a step makes.
+GIVEN = ("param", "buffer", "batch", "key", "constant", "coordinate")
 SUMMED = ("sum", "unreduced")  # roles of what nodes of a step add into
-Shares = Literal["batch", "experts"]  # what the ranks of an axis have their parts of
+# What the ranks of an axis have their parts of.
+Shares = Literal["batch", "experts", "tensors"]
 
 Role = Literal[
     "batch",  # a leaf of the batch, given by the loader on each rank that reads it
@@ -37,6 +39,7 @@ Role = Literal[
     "splits",  # host integers: rows to and from each peer
     "wire",  # between a send and its recv
     "constant",
+    "coordinate",  # the rank's own along the axis `of`, for code that differs between ranks
 ]
 
 
@@ -50,6 +53,9 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     `of` names what a gradient or a sum belongs to: an activation or a parameter; of a traced key, the
     user's first random operation. With `place` it takes the place of that Value; with `base` it is a
     part of that one, from element `offset` on.
+
+    Along axes that share tensors `cut` says how the code has it: what is made lies so, and is read so.
+    A reader that needs another layout reads a Value whose `source` is the one that was made.
     """
 
     name: str
@@ -63,6 +69,8 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     base: str = ""
     offset: int = 0
     bucket: int = -1
+    cut: Layouts = ()
+    source: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,18 +85,27 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.type.nbytes
 
 
-def made_along(value: Value, shares: Shares, counts: str) -> Layout:
-    """How a Value lies along an axis whose ranks share the batch, or experts, in the code that makes it
-    or is given it; `counts` are those of the experts' rows."""
-    if shares == "batch" or value.role in ("batch", "buffer", "key", "constant"):
+def made_for(made: Value, read: Value) -> Layouts:
+    """How a Value lies, in the dims of what is made of it."""
+    return in_dims_of(read.layout, made.layout, len(read.shape) - len(made.shape))
+
+
+def made_along(value: Value, axis: str, shares: Shares, counts: str) -> Layout:
+    """How a Value lies along an axis whose ranks share the batch, experts or tensors, in the code that
+    makes it or is given it; `counts` are those of the experts' rows."""
+    if shares == "tensors":
+        return dict(value.cut).get(axis, REPLICATED)
+    if shares == "batch" or value.role in ("batch", "buffer", "key", "constant", "coordinate"):
         return value.batch
     if value.role == "statistic":
         raise PlanError(f"{value.name}: experts that are sharded change no buffers")
     return Split(0) if value.role in ("param", "param_grad") else Routed(counts)
 
 
-def read_along(value: Value, shares: Shares, counts: str) -> Layout:
-    """How code that shares the batch, or experts, along an axis reads a Value."""
+def read_along(value: Value, axis: str, shares: Shares, counts: str) -> Layout:
+    """How code that shares the batch, experts or tensors along an axis reads a Value."""
+    if shares == "tensors":
+        return made_along(value, axis, shares, counts)
     if shares == "batch":
         return SHARED if value.role in ("param", "buffer") else value.batch
     return Split(0) if value.role == "param" else Routed(counts)

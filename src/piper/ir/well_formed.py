@@ -8,9 +8,9 @@ from piper.ir.graph import Graph
 from piper.ir.layouts import PARTIAL, change_between
 from piper.ir.nodes import Accumulate, Chunk, Comm, Update
 from piper.ir.order.sorting import find_cycle
-from piper.ir.values import SUMMED
+from piper.ir.values import SUMMED, made_for
 
-_GIVEN = ("batch", "key", "param", "buffer", "constant", "flat", "shard")
+_GIVEN = ("batch", "key", "param", "buffer", "constant", "coordinate", "flat", "shard")
 _SUMS = (*SUMMED, "gradient")
 
 
@@ -31,7 +31,7 @@ def verify(graph: Graph, *, closed: bool = True) -> None:
                 _broken("a Value is read but never written", name, value)
     for value, writers in producers.items():
         role = values[value].role
-        if role in _GIVEN and not values[value].base:
+        if role in _GIVEN and not values[value].base and not values[value].source:
             _broken("a given Value is written", writers[0], value)
         if len(writers) > 1 and role not in _SUMS:
             _broken("a Value is written twice", *writers[:2], value)
@@ -105,8 +105,8 @@ def _verify_layouts(graph: Graph) -> None:
             kind = communication(node.comm)
             if kind.is_message:
                 continue
-            made, read = values[node.inputs[0]].layout, values[node.outputs[0]].layout
-            change, axes = change_between(made, read, mesh)
+            made, read = values[node.inputs[0]], values[node.outputs[0]]
+            change, axes = change_between(made_for(made, read), read.layout, mesh)
             if kind.keeps_layout and change:
                 _broken("a collective changes the layout that it keeps", node.name)
             elif kind.keeps_layout:

@@ -1,7 +1,7 @@
 """foresight: the complete logical graph in; for each chunk, what bodies would read and write, out.
 
 Nothing is traced. A backward is taken to read all parameters of its forward, and a BW none, so that
-gathers of parameters are foreseen at their most.
+gathers of parameters are foreseen at their most; and to read again what was gathered of cut Values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from piper.ir.graph import Graph
-from piper.ir.layouts import local
+from piper.ir.layouts import SHARED, Split, local
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import TensorType
@@ -45,12 +45,17 @@ def _bodies(logical: Graph, node: Chunk, backwards: list[Chunk]) -> ChunkBodies:
     weights = [i for i in gradients if i in params]
     arriving = _refs("tangent", tangents)
     needed = (*arriving, *_refs("input", params))
+    again = _refs("input", [i for i, n in enumerate(node.inputs) if _is_gathered(logical, n)])
+    late = again if weights else ()
+    early = again if not weights else ()
     kept = (Ref("kept", 0),)
     by_phase = {
         "F": _body(_refs("input", range(len(node.inputs))), _refs("output", range(len(outputs)))),
-        "B": _body(needed, _refs("grad", gradients)),
-        "BI": _body(needed, (*_refs("grad", inner), *kept)) if inner else None,
-        "BW": _body(kept if inner else arriving, _refs("grad", weights)) if weights else None,
+        "B": _body((*needed, *again), _refs("grad", gradients)),
+        "BI": _body((*needed, *early), (*_refs("grad", inner), *kept)) if inner else None,
+        "BW": _body((*(kept if inner else arriving), *late), _refs("grad", weights))
+        if weights
+        else None,
     }
     left = [i for i, name in enumerate(outputs) if logical.values[name].role == "statistic"]
     by_phase["S"] = _body(_refs("output", left), ()) if left else None
@@ -63,13 +68,19 @@ def _bodies(logical: Graph, node: Chunk, backwards: list[Chunk]) -> ChunkBodies:
     )
 
 
+def _is_gathered(logical: Graph, name: str) -> bool:
+    """Whether all ranks have the parts of all, which a backward gathers again."""
+    value = logical.values[name]
+    made = dict(logical.values[value.source].cut) if value.source else {}
+    return any(way == SHARED and isinstance(made.get(axis), Split) for axis, way in value.cut)
+
+
 def _flows(logical: Graph, output: str, read: set[str]) -> bool:
     """Whether a backward is given the gradient of an output."""
-    return any(
-        logical.values[name].of in (output, output.partition("[")[0])
-        and logical.values[name].role in ("grad", "constant")
-        for name in read
-    )
+    names = (output, output.partition("[")[0])
+    found = (logical.values[name] for name in read)
+    owners = (value.of for value in found if value.role in ("grad", "constant"))
+    return any(logical.sources.get(owner, owner) in names for owner in owners)
 
 
 def _refs(kind: RefKind, indexes: Iterable[int]) -> tuple[Ref, ...]:

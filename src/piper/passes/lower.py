@@ -21,6 +21,7 @@ from piper.ir.well_formed import verify
 from piper.mesh import Group, Slice
 from piper.passes.dispatch.early_messages import early_messages
 from piper.passes.dispatch.emit import emit
+from piper.passes.dispatch.leave_free import leave_free
 from piper.passes.dispatch.list_schedule import Ordered, crossed_messages, schedule
 from piper.passes.dispatch.pace import pace
 from piper.passes.dispatch.passing_sums import passing_sums
@@ -35,6 +36,10 @@ from piper.passes.physical.whole import check_whole
 from piper.plan.cadence import Cadence
 from piper.plan.optimizers import Grouping
 from piper.plan.types import RankClass
+
+WORTH_TWO = (
+    1.25  # exchanges at once that are as fast as one: with fewer, a second lane gains little
+)
 
 
 @dataclass
@@ -76,6 +81,11 @@ class Lowering:
         return self.physical or self.draft.graph()
 
     @property
+    def lanes(self) -> int:
+        """Streams for communication of a kind, where no directive names one."""
+        return 2 if self.machine.lanes >= WORTH_TWO else 1
+
+    @property
     def slices(self) -> list[Slice]:
         return sorted({node.slice or Slice() for node in self.logical.nodes.values()})
 
@@ -89,7 +99,7 @@ class Pass(NamedTuple):
 
 
 def _bind(state: Lowering) -> None:
-    state.draft = bind_bodies(state.logical, state.bodies)
+    state.draft = bind_bodies(state.logical, state.bodies, state.lanes, state.device)
 
 
 def _total_loss(state: Lowering) -> None:
@@ -99,7 +109,12 @@ def _total_loss(state: Lowering) -> None:
 def _fill_buckets(state: Lowering) -> None:
     grouping = state.grouping
     state.bucketed = state.trained or make_buckets(
-        state.logical, state.calls, grouping, state.precision, state.cadences
+        state.logical,
+        state.calls,
+        grouping,
+        state.precision,
+        state.cadences,
+        lanes=state.lanes,
     )
     if grouping is not None and state.trained is None:
         check_whole(grouping, state.logical, state.bucketed, state.calls)
@@ -162,6 +177,12 @@ def _pace(state: Lowering) -> None:
     state.physical = pace(state.graph, state.bucketed)
 
 
+def _leave_free(state: Lowering) -> None:
+    if state.device != "cpu":
+        seconds = NodeSeconds(state.graph, state.flops, state.machine)
+        state.physical = leave_free(state.graph, seconds)
+
+
 def _verify(state: Lowering) -> None:
     verify(state.graph)
 
@@ -188,6 +209,7 @@ PASSES = (
     Pass("schedule", _schedule),  # one global order by list scheduling
     Pass("sums", _pass_sums),  # whether gradients lie in the place of their sums
     Pass("pace", _pace),  # gathers for each use; receives and reductions held in step
+    Pass("room", _leave_free),  # what products leave to the communication beside them
     Pass("verify", _verify),  # the physical graph is well-formed
     Pass("emit", _emit),  # slots, waits and frees of every class of ranks
     Pass("messages", _early_messages),  # on a CPU, right behind what they wait for

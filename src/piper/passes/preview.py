@@ -16,6 +16,8 @@ from piper.ir.history import Record
 from piper.ir.nodes import TRACED, Comm, CommKind
 from piper.mesh import Slice
 
+_GRADIENTS = ("grad", "sum")  # roles of what backwards pass on
+
 
 class Foreseen(msgspec.Struct, frozen=True):
     """Comms that directive `origin` will cause: how many nodes of which kinds, and what they do."""
@@ -55,6 +57,8 @@ def foreseen_in(graph: Graph) -> list[Foreseen]:
     items = []
     for comms in by_way.values():
         describe = kinds.get(comms[0].comm, _reductions)
+        if _serves_tensors(graph, comms[0]):
+            describe = _changes
         if comms[0].comm != "recv":
             items.append(describe(graph, comms))
     return sorted(items, key=lambda item: item.origin)
@@ -66,9 +70,35 @@ def _way(graph: Graph, comm: Comm) -> tuple[object, ...]:
     same = (comm.origin, comm.comm, comm.stream)
     if comm.comm in ("send", "recv"):
         return (*same, comm.group, _base(value.name))
+    if _serves_tensors(graph, comm):
+        return (*same, comm.group, value.role in _GRADIENTS)
     if comm.comm == "all_to_all":
         return (*same, comm.group)
     return (*same, comm.group, value.dtype, _what(graph, comm))
+
+
+def _serves_tensors(graph: Graph, comm: Comm) -> bool:
+    """Whether it leads from one layout to another along an axis that shares tensors."""
+    return bool({axis for axis, _ in graph.values[comm.inputs[0]].cut} & {*comm.group.over})
+
+
+def _changes(graph: Graph, comms: list[Comm]) -> Foreseen:
+    """Changes of layout between pieces of code that is cut over ranks."""
+    first = comms[0]
+    what = "gradients of activations" if _is_gradient(graph, first) else "activations"
+    each = len(comms) // graph.num_microbatches
+    largest = max(
+        graph.values[v].nbytes for comm in comms for v in (comm.inputs[0], comm.outputs[0])
+    )
+    text = (
+        f"{first.comm} of {what} over {_group(first.group.slices, first.group.over)} on stream "
+        f"{first.stream}: {each} in each microbatch, of up to {show_size(largest)}"
+    )
+    return Foreseen(first.origin, ((first.comm, len(comms)),), text)
+
+
+def _is_gradient(graph: Graph, comm: Comm) -> bool:
+    return graph.values[comm.inputs[0]].role in _GRADIENTS
 
 
 def _messages(graph: Graph, comms: list[Comm]) -> Foreseen:
@@ -101,7 +131,7 @@ def _exchanges(graph: Graph, comms: list[Comm]) -> Foreseen:
     backward = regions = 0
     for comm in comms:
         value = graph.values[comm.inputs[0]]
-        gradient = value.role in ("grad", "sum")
+        gradient = _is_gradient(graph, comm)
         backward += gradient
         counts = len(comm.inputs) == 1
         regions += counts and not graph.microbatch(comm)

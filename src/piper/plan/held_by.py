@@ -10,14 +10,15 @@ from piper.plan.tasks import Comm, Task
 
 def held_by(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...]]:
     """Per task, what must be finished first: its waits, and earlier communications of its own stream
-    that touch the same memory (a stream runs in order, so that the plan has no wait for them)."""
+    that touch the same memory (a stream runs in order, so that the plan has no wait for them). What is
+    no communication comes behind all that its stream has."""
     holders: list[tuple[int, ...]] = []
     touched: dict[tuple[int, str, int], int] = {}  # stream and memory -> last communication
-    talking: set[int] = set()  # streams with communication so far
+    talked: dict[int, int] = {}  # stream -> its last communication so far
     for index, task in enumerate(tasks):
-        talks = isinstance(task, Comm)
-        if not talks and task.stream not in talking:
-            holders.append(task.waits)
+        if not isinstance(task, Comm):
+            own = [talked[task.stream]] if task.stream in talked else []
+            holders.append(tuple(dict.fromkeys((*task.waits, *own))))
             continue
         places = []
         for slot in (*task.reads, *task.writes, *task.frees):
@@ -25,7 +26,6 @@ def held_by(tasks: Sequence[Task], slots: Sequence[Slot]) -> list[tuple[int, ...
             places.append((task.stream, *(("pool", pool) if pool >= 0 else ("slot", slot))))
         own = [touched[place] for place in places if place in touched]
         holders.append(tuple(dict.fromkeys((*task.waits, *own))))
-        if talks:
-            talking.add(task.stream)
-            touched.update(dict.fromkeys(places, index))
+        talked[task.stream] = index
+        touched.update(dict.fromkeys(places, index))
     return holders

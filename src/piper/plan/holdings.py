@@ -1,41 +1,29 @@
 """Holdings: a plan and a rank in; which elements of which of the model's tensors lie where on it, out.
 
-A rank holds a box of each tensor: its part along every dim that an axis cuts. What lies in a flat shard
-of a bucket may begin or end in the middle of such a box; so a holding is a box and a range of its
-elements, in row-major order.
+A rank has a part of each tensor, as axes cut it. What lies in a flat shard of a bucket may begin or end
+in the middle of that; so a holding is a part and a range of its elements, as they lie in the rank's own
+tensor, row by row.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
-from piper.mesh import Mesh
 from piper.plan.optimizers import StateForm, state_pieces
 from piper.plan.slots import PARTS, Slot
 from piper.plan.tasks import Update
-from piper.plan.types import Bucket, ModelTensor, ParamGroup, Plan, RankPlan, bind
+from piper.plan.tensor_parts import Part, part_of
+from piper.plan.types import Bucket, ParamGroup, Plan, RankPlan, bind
 
 What = Literal["param", "buffer", "grad", "master", "average", "state"]
 
 
-class Box(msgspec.Struct, frozen=True):
-    """A rectangular part of a tensor: per dim where it starts, and its size."""
-
-    start: tuple[int, ...]
-    size: tuple[int, ...]
-
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.size)
-
-
 class Holding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Elements `first` to `last` of a box of a tensor lie in a slot from element `offset` on.
+    """Elements `first` to `last` of a part of a tensor lie in a slot from element `offset` on.
 
     Masters, moving averages and optimizer state lie beside the slot that they step, element for element;
     `form` says so of a piece of state, or that it is one number, or has a shape of its own.
@@ -45,31 +33,22 @@ class Holding(msgspec.Struct, frozen=True, omit_defaults=True):
     tensor: str
     slot: int
     offset: int
-    box: Box
+    part: Part
     first: int
     last: int
     state: str = ""
     form: StateForm = "elements"
 
     @property
-    def is_whole_box(self) -> bool:
-        return (self.first, self.last) == (0, self.box.num_elements)
+    def is_whole(self) -> bool:
+        """Whether it is all of the part."""
+        return (self.first, self.last) == (0, self.part.num_elements)
 
     @property
     def key(self) -> str:
         """What a rank calls it: `layer.weight`, or `layer.weight[0:128]` for a range."""
         name = f"{self.tensor}:{self.state}" if self.state else self.tensor
-        return name if self.is_whole_box else f"{name}[{self.first}:{self.last}]"
-
-
-def box_of(tensor: ModelTensor, mesh: Mesh, coordinates: Mapping[str, int]) -> Box:
-    """What the rank at these coordinates has of a tensor: along each axis that cuts it, its part."""
-    start, size = [0] * len(tensor.shape), list(tensor.shape)
-    sizes = dict(mesh.axes)
-    for axis, dim in tensor.cut:
-        size[dim] //= sizes[axis]
-        start[dim] += coordinates[axis] * size[dim]
-    return Box(tuple(start), tuple(size))
+        return name if self.is_whole else f"{name}[{self.first}:{self.last}]"
 
 
 def holdings(plan: Plan, rank: int) -> tuple[Holding, ...]:
@@ -99,9 +78,9 @@ class _Held:
     def slot(self, index: int) -> Iterator[Holding]:
         slot = self.me.slots[index]
         if slot.kind in ("param", "buffer"):
-            box = self._box(slot.source)
+            part = self._part(slot.source)
             what: What = "buffer" if slot.kind == "buffer" else "param"
-            yield Holding(what, slot.source, index, 0, box, 0, box.num_elements)
+            yield Holding(what, slot.source, index, 0, part, 0, part.num_elements)
         elif slot.kind in ("flat", "shard", "grad"):
             bucket = self.plan.buckets[slot.bucket]
             yield from self._bucket(index, bucket, "grad" if slot.kind == "grad" else "param")
@@ -110,17 +89,17 @@ class _Held:
         """The parameters of a bucket, as far as they lie in the part of it that the rank has."""
         begin, end = window(self.plan, self.me, self.me.slots[index])
         for name, offset in zip(bucket.params, bucket.offsets, strict=True):
-            box = self._box(name)
-            first, last = max(offset, begin), min(offset + box.num_elements, end)
+            part = self._part(name)
+            first, last = max(offset, begin), min(offset + part.num_elements, end)
             if first < last:
-                yield Holding(what, name, index, first - begin, box, first - offset, last - offset)
+                yield Holding(what, name, index, first - begin, part, first - offset, last - offset)
 
     def _stepped(self, index: int) -> Iterator[Holding]:
         for held in self.slot(index):
             yield msgspec.structs.replace(held, what="master")
             if self.plan.ema is not None:
                 yield msgspec.structs.replace(held, what="average")
-            for name, form in state_pieces(self._groups[held.tensor], held.box.size):
+            for name, form in state_pieces(self._groups[held.tensor], held.part.size):
                 yield msgspec.structs.replace(held, what="state", state=name, form=form)
 
     @cached_property
@@ -130,8 +109,8 @@ class _Held:
         trained = [bucket for bucket in self.plan.buckets if bucket.trained]
         return {p: groups[b.group_of(i)] for b in trained for i, p in enumerate(b.params)}
 
-    def _box(self, name: str) -> Box:
-        return box_of(self.plan.tensors[name], self.plan.mesh, self.me.coordinates)
+    def _part(self, name: str) -> Part:
+        return part_of(self.plan.tensors[name], self.plan.mesh, self.me.coordinates)
 
 
 def window(plan: Plan, me: RankPlan, slot: Slot) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from piper.ir.layouts import Layouts
 from piper.ir.tensor_type import TensorType
 
 
@@ -31,18 +32,19 @@ class SlotKind:
 
 
 _ROWS = (
-    SlotKind("param", ("source", "base", "offset"), stays=True, filled=True, model=True),
-    SlotKind("buffer", ("source",), stays=True, filled=True, model=True),
+    SlotKind("param", ("source", "base", "offset", "cut"), stays=True, filled=True, model=True),
+    SlotKind("buffer", ("source", "cut"), stays=True, filled=True, model=True),
     SlotKind("flat", ("bucket",), stays=True, filled=True, model=True, bucketed=True),
     SlotKind("shard", ("bucket", "base"), stays=True, filled=True, model=True, bucketed=True),
     SlotKind("grad", ("bucket", "base"), stays=True, bucketed=True),
     SlotKind("unreduced", ("bucket",), lingers=True, bucketed=True),
-    SlotKind("constant", ("source",), stays=True, filled=True),
-    SlotKind("batch", ("source", "microbatch"), filled=True),
-    SlotKind("key", ("source", "microbatch"), filled=True),
+    SlotKind("constant", ("source", "cut"), stays=True, filled=True),
+    SlotKind("coordinate", ("source", "cut"), stays=True, filled=True),
+    SlotKind("batch", ("source", "microbatch", "cut"), filled=True),
+    SlotKind("key", ("source", "microbatch", "cut"), filled=True),
     SlotKind("gathered", ("bucket",), bucketed=True),
-    SlotKind("temp", ("source", "bound", "bucket", "pool"), pooled=True),
-    SlotKind("sum", ("bound", "bucket", "pool"), pooled=True),
+    SlotKind("temp", ("source", "bound", "bucket", "pool", "cut"), pooled=True),
+    SlotKind("sum", ("bound", "bucket", "pool", "cut"), pooled=True),
     SlotKind("host"),
 )
 SLOT_KINDS: dict[str, SlotKind] = {row.name: row for row in _ROWS}
@@ -53,6 +55,7 @@ MODEL = frozenset(row.name for row in _ROWS if row.model)
 BUCKETED = frozenset(row.name for row in _ROWS if row.bucketed)
 POOLED = frozenset(row.name for row in _ROWS if row.pooled)
 PASSING = POOLED | LINGERING | {"gathered"}  # made within a step, on the device
+COORDINATE = TensorType((1,), "int64")
 SUMS = ("sum", "unreduced")  # what the first task that adds to it makes
 PARTS = ("shard", "grad")  # what has only the rank's part of a bucket, if that is cut
 
@@ -66,12 +69,13 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     stays. `unreduced` is a whole sum in which the rank's part is reduced in its place: a `grad` shows
     that part, and a copy of it stays until the next step. `sum` is added into within a step; `batch`
     is leaf `source` of the rank's microbatch; `key` has the keys of the random operations `source`
-    ("0-2,5") in it; `constant` holds the number `source`; the rest are written and freed within a step.
+    ("0-2,5") in it; `constant` holds the number `source`, `coordinate` the
+    rank's place along the axis `source`; the rest are written and freed within a step.
     A gradient of one parameter names that as its `source`.
 
     With `base` the slot is no memory of its own: it shows slot `base` from element `offset` on, or,
     for a shard or a grad, the rank's part of it. Slots of one `pool` take turns in one buffer, which the
-    rank keeps from step to step.
+    rank keeps from step to step. Along axes that share tensors `cut` says how what lies in it lies.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Slot(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int = 0
     bucket: int = -1
     pool: int = -1
+    cut: Layouts = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

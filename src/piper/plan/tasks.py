@@ -14,6 +14,7 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.communication import CommunicationKind, communication
+from piper.ir.layouts import Layouts
 from piper.ir.nodes import TRACED, Tags
 
 NO_SLOT = -1
@@ -112,9 +113,15 @@ class Calling(Task, frozen=True, kw_only=True, omit_defaults=True, tag="calling"
 
 @task_kind
 class Run(Calling, frozen=True, kw_only=True, omit_defaults=True, tag="run"):
-    """Call a body, in a phase of a chunk."""
+    """Call a body, in a phase of a chunk. Its products leave `leaves` multiprocessors of a device to the
+    communication that is expected beside it. Where axes share tensors it was traced for inputs that lie
+    as `sees` says, and for results that lie as `makes` says; nothing is said of what one phase keeps for
+    another."""
 
     phase: str = ""
+    leaves: int = 0
+    sees: tuple[Layouts, ...] = ()
+    makes: tuple[Layouts, ...] = ()
 
 
 @task_kind
@@ -226,7 +233,7 @@ class Comm(Meeting, frozen=True, kw_only=True, omit_defaults=True, tag="comm"):
     one class meet in the same task, which needs none.
 
     It takes `source` and fills `target`. With `splits` the host says how many rows go where, the other
-    way round if it is `reverse`.
+    way round if it is `reverse`; a shift goes to the rank before, then.
     """
 
     comm: str

@@ -13,6 +13,7 @@ from piper.errors import PlanError
 from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
 from piper.ir.history import Record
+from piper.ir.layouts import Split
 from piper.ir.precisions import Dtypes, Precision
 from piper.ir.tensor_type import Shapes, TensorType
 from piper.mesh import Group, Mesh, Slice
@@ -21,7 +22,7 @@ from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 9
+VERSION = 10
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 
@@ -29,7 +30,8 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     """Parameters that are reduced, updated and gathered together, laid out in one flat tensor.
 
     `offsets` are in elements; `size` is padded to a multiple of the number of ranks along `over`, the
-    axes along which it is cut into shards. It lives on `slices`; along `copies` each rank has the same.
+    axes along which it is cut into shards. It lives on `slices`; along `copies` each rank has the same,
+    and along `same` it computes the same gradient, too.
     One that is not `trained` is only gathered. `param_groups` has the parameter group of each, in
     order, or nothing where all are in the first.
 
@@ -50,6 +52,7 @@ class Bucket(msgspec.Struct, frozen=True, omit_defaults=True):
     slices: tuple[Slice, ...]
     over: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
     trained: bool = True
     param_groups: tuple[int, ...] = ()
 
@@ -78,15 +81,15 @@ class RankClass(msgspec.Struct, Generic[TaskT], frozen=True, omit_defaults=True)
 class ModelTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     """A parameter or buffer of the whole model, and the body that makes its initial value.
 
-    The body takes a seed per random operation; each comes from the plan's seed and a key. Each axis
-    in `cut` cuts it along a dim, one after the other: a rank has the box of its coordinates.
+    The body takes a seed per random operation; each comes from the plan's seed and a key. The axes in
+    `cut` cut it one after the other, each in its way: see `plan/tensor_parts.py`.
     """
 
     type: TensorType
     init: str
     keys: tuple[str, ...]
     trainable: bool = True  # whether a gradient of the loss reaches it
-    cut: tuple[tuple[str, int], ...] = ()
+    cut: tuple[tuple[str, Split], ...] = ()
     buffer: bool = False
     changes: bool = False  # whether every microbatch gives it another content
 
@@ -148,6 +151,7 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     inside: dict[str, Moments] = {}  # body -> how its memory passes, where that is not all at once
     products: dict[str, tuple[int, ...]] = {}  # body -> results that are products, where it has any
     state_names: dict[str, str] = {}  # of the model's state_dict -> the tensor
+    gathered: tuple[str, ...] = ()  # operators that read whole what is cut over an axis, and why
     version: int = VERSION
 
     @property

@@ -1,11 +1,67 @@
-"""Boxes: rectangular parts of tensors, and the ranges of elements that ranks hold, made of them."""
+"""Boxes: rectangles of tensors, and the ranges of elements that ranks hold, made of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
+from typing import NamedTuple
 
-from piper.plan.holdings import Box
+import msgspec
+
+from piper.plan.tensor_parts import Part
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A rectangular part of a tensor: per dim where it starts, and its size."""
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.size)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What indexes it in the tensor."""
+        pairs = zip(self.start, self.size, strict=True)
+        return tuple(slice(start, start + size) for start, size in pairs)
+
+
+class Patch(NamedTuple):
+    """Where the elements of a `box` of a tensor lie in a range of elements: from `offset` on that has a
+    `run` of this shape, and they are the box `inside` of it."""
+
+    offset: int
+    run: tuple[int, ...]
+    inside: Box
+    box: Box
+
+
+def patches_in(part: Part, first: int, last: int) -> Iterator[Patch]:
+    """The boxes of a tensor that elements `first` to `last` of a rank's part of it consist of."""
+    offset = 0
+    for run in boxes_in(whole(part.size), first, last):
+        dims = zip(part.spans, run.start, run.size, strict=True)
+        for pairs in product(*(list(_common(spans, begin, num)) for spans, begin, num in dims)):
+            size = tuple(num for _, _, num in pairs)
+            inside = Box(tuple(at for at, _, _ in pairs), size)
+            yield Patch(offset, run.size, inside, Box(tuple(to for _, to, _ in pairs), size))
+        offset += run.num_elements
+
+
+def _common(
+    spans: tuple[tuple[int, int], ...], begin: int, num: int
+) -> Iterator[tuple[int, int, int]]:
+    """What some positions of a rank's own dim have of each span: from which of them on, from which
+    position of the tensor's dim on, and how many."""
+    at = 0
+    for start, length in spans:
+        first, last = max(begin, at), min(begin + num, at + length)
+        if first < last:
+            yield first - begin, start + first - at, last - first
+        at += length
 
 
 def boxes_in(box: Box, first: int, last: int) -> Iterator[Box]:

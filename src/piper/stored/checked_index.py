@@ -6,8 +6,8 @@ from urllib.parse import unquote
 
 from piper.errors import PlanError
 from piper.ir.tensor_type import MAX_BYTES, TensorType
-from piper.plan.holdings import Box
 from piper.plan.types import Plan
+from piper.stored.boxes import Box
 from piper.stored.stored_pieces import Piece, Stored
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from piper.errors import FileError
 from piper.files import PLAN_LIMIT, excess, read_bytes, read_start
-from piper.plan.holdings import Box
+from piper.stored.boxes import Box
 from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
 HEADER_LIMIT = 100_000_000  # bytes, as the format has it

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from piper.plan.holdings import Box
+from piper.stored.boxes import Box
 
 # Plain elements; the bytes of `torch.save`, which can only be read as a whole; or plain elements of a
 # tensor in memory, whose name `file` is.

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from typing import Literal
 from urllib.parse import unquote
 
 import msgspec
 
 from piper.errors import PlanError
-from piper.plan.holdings import Box, Holding, holdings
+from piper.plan.holdings import Holding, holdings
+from piper.plan.tensor_parts import Part, all_of
 from piper.plan.types import Plan
-from piper.stored.boxes import overlap
 
 Section = Literal["model", "ema", "optimizer"]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Elements `first` to `last` of a box of a tensor; or all of what has a shape of its own.
+    """Elements `first` to `last` of a part of a tensor; or all of what has a shape of its own.
 
     `holding` is its number among the rank's, or negative for a tensor that no rank holds.
     """
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True):
     tensor: str  # as the plan calls it
     state: str
     holding: int
-    box: Box
+    part: Part
     first: int
     last: int
     whole: bool = False
@@ -75,14 +75,13 @@ def entries_by_rank(plan: Plan, ranks: Collection[int] | None = None) -> list[li
         for rank, number, held, first, last in _divided(tensor, parts, load):
             alone = held.form != "elements"
             found[rank].append(
-                Entry(section, tensor, state, number, held.box, first, last, whole=alone)
+                Entry(section, tensor, state, number, held.part, first, last, whole=alone)
             )
             load[rank] += 1 if alone else last - first
     for turn, name in enumerate(sorted(set(plan.tensors) - held_names)):
-        shape = plan.tensors[name].shape
-        box = Box((0,) * len(shape), shape)
+        part = all_of(plan.tensors[name].shape)
         found[able[turn % len(able)]].append(
-            Entry("model", name, "", -1, box, 0, box.num_elements, whole=True)
+            Entry("model", name, "", -1, part, 0, part.num_elements, whole=True)
         )
     return found
 
@@ -102,19 +101,17 @@ def _divided(
     tensor: str, parts: list[tuple[int, int, Holding]], load: list[int]
 ) -> Iterable[tuple[int, int, Holding, int, int]]:
     """Ranges that do not overlap and together are all that ranks hold of a tensor."""
-    if parts[0][2].form != "elements" or not parts[0][2].box.num_elements:
+    if parts[0][2].form != "elements" or not parts[0][2].part.num_elements:
         rank, number, held = min(parts, key=lambda part: load[part[0]])
         yield rank, number, held, 0, 0
         return
-    boxes: dict[Box, list[tuple[int, int, Holding]]] = defaultdict(list)
-    for part in parts:
-        boxes[part[2].box].append(part)
-    known = list(boxes)
-    for number, box in enumerate(known):
-        for other in known[:number]:
-            if overlap(box, other):
-                raise PlanError(f"ranks hold parts of {tensor} that overlap: {box} and {other}")
-    for mine in boxes.values():
+    alike: dict[Part, list[tuple[int, int, Holding]]] = defaultdict(list)
+    for one in parts:
+        alike[one[2].part].append(one)
+    for part, other in combinations(alike, 2):
+        if part.meets(other):
+            raise PlanError(f"ranks hold parts of {tensor} that overlap: {part} and {other}")
+    for mine in alike.values():
         ends = sorted({end for _, _, held in mine for end in (held.first, held.last)})
         for first, last in pairwise(ends):
             able = [p for p in mine if p[2].first <= first and last <= p[2].last]

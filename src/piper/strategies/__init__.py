@@ -3,5 +3,6 @@
 from piper.strategies.export_json import to_json
 from piper.strategies.import_json import from_json
 from piper.strategies.parallel import parallel
+from piper.strategies.parallelize_plan import tensor_params
 
-__all__ = ["from_json", "parallel", "to_json"]
+__all__ = ["from_json", "parallel", "tensor_params", "to_json"]

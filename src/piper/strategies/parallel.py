@@ -12,7 +12,9 @@ from piper.cost.machine_file import machine_of
 from piper.directives.recompute import Keep
 from piper.directives.schedule import Schedule
 from piper.directives.shard import MAX_LOAD
+from piper.directives.shard_tensor import LEAF
 from piper.errors import MeshError, ScheduleError
+from piper.ir.attention_forms import Attention
 from piper.ir.precisions import Precision
 from piper.ir.select import Selector, where
 from piper.mesh import Mesh
@@ -29,6 +31,10 @@ def parallel(
     pp: int = 1,
     dp: int = 1,
     ep: int = 1,
+    tp: int = 1,
+    sp: bool = False,
+    cp: int = 1,
+    cp_attention: Attention = "gather",
     zero: int = 0,
     schedule: Schedulable = "1f1b",
     microbatches: int | None = None,
@@ -44,12 +50,15 @@ def parallel(
     stage_tag: str = "PP",
     expert_tag: str = "EP",
 ) -> Callable[[Schedule], None]:
-    """A strategy of `pp` pipeline ranks by `dp` data ranks; `ep` divides `dp`.
+    """A strategy of `pp` pipeline ranks by `dp` data ranks by `cp` by `tp` ranks; `ep` divides `dp`.
 
-    World size is pp x dp. Experts are split over `ep` ranks and copied over the dp / ep others;
-    everything else is copied over all data ranks. `zero`, `bucket_size`, `prefetch`, `reduce_every` and
-    `reuse` are those of `replicate`, `max_load` that of `shard`; `recompute` is what to keep where all
-    else is computed again.
+    World size is pp x dp x cp x tp. Experts are split over `ep` ranks and copied over the dp / ep
+    others; everything else is copied over all data ranks. Over `tp` ranks matrices and tables are cut,
+    as `shard_tensor` finds it; with `sp` also what lies between them, along dim 1 of the batch's leaves
+    of integers. Over `cp` ranks these leaves are cut themselves; `cp_attention` is the `attention` of
+    `shard_tensor`. `zero`, `bucket_size`, `prefetch`, `reduce_every` and `reuse` are those of
+    `replicate`, `max_load` that of `shard`; `recompute` is what to keep where all else is computed
+    again.
 
     Tagged regions are shared out evenly over the stages of the schedule; a model without any is cut
     into as many, of about equal `costs`, which are those of `cut`. The schedule is a name, a .csv or
@@ -59,6 +68,13 @@ def parallel(
     """
     if ep < 1 or dp % ep:
         raise MeshError(f"ep={ep} does not divide dp={dp}", legal="ep that divides dp")
+    if sp and tp == 1:
+        raise MeshError("sp, but no ranks share tensors", legal="tp=2 or more with sp")
+    if cp == 1 and cp_attention != "gather":
+        raise MeshError(
+            f"cp_attention={cp_attention!r}, but no ranks share sequences",
+            legal="cp=2 or more with cp_attention",
+        )
     check_known(schedule)
     if isinstance(schedule, os.PathLike) or (isinstance(schedule, str) and is_file(schedule)):
         schedule = read_table(schedule)
@@ -73,7 +89,7 @@ def parallel(
                 f"costs={costs!r}, but no stages are cut",
                 legal=f"pp > 1 and a model without {stage_tag} tags, or no costs",
             )
-        mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep)
+        mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep, **_more(cp=cp, tp=tp))
         if ep > 1 and not s.tags.get(expert_tag):
             raise MeshError(
                 f"ep={ep}, but no region has the tag {expert_tag}",
@@ -103,6 +119,11 @@ def parallel(
             s.shard(tagged((expert_tag, "*")), over="ep", max_load=max_load)
         else:
             s.replicate(where(), over=("dp", "ep"), **options)
+        if cp > 1:
+            leaves = _sequence(s, cp * tp if sp else cp)
+            s.shard_tensor(where(), over="cp", params={}, batch=leaves, attention=cp_attention)
+        if tp > 1:
+            s.shard_tensor(where(), over="tp", sequence=_sequence(s, tp) if sp else None)
         if recompute is not None:
             s.recompute(where(), keep=recompute)
         s.split(where(), "MB", microbatches // (table.num_directions if table else 1))
@@ -116,6 +137,27 @@ def parallel(
             s.order(table, tag=stage_tag, stages=None if plain else stages)
 
     return strategy
+
+
+def _more(**sizes: int) -> dict[str, int]:
+    """Axes that a mesh has only if they have several ranks."""
+    return {axis: size for axis, size in sizes.items() if size > 1}
+
+
+def _sequence(s: Schedule, size: int) -> dict[str, int]:
+    """The leaves of the batch that are sequences of tokens, whose dim 1 is cut."""
+    leaves = {
+        name.partition("[")[0].removeprefix(LEAF): 1
+        for name, value in s.graph.values.items()
+        if value.role == "batch" and len(value.shape) > 1 and value.dtype.startswith("int")
+        if value.shape[1] % size == 0
+    }
+    if not leaves:
+        raise MeshError(
+            f"no leaf of the batch is a sequence of integers that divides over tp={size}",
+            legal='shard_tensor(where(), over="tp", sequence={"tokens": 1}) names one',
+        )
+    return leaves
 
 
 def _stages(table: Table, regions: list[int], tag: str) -> list[list[int]]:

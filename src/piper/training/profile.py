@@ -120,9 +120,14 @@ def calibrated(
 
 def linked(pool: Pool, *plans: Plan) -> Machine:
     """The pool's machine with its links, measured in groups such as those of the plans."""
-    times: list[LinkTimes] = pool.call("links", [collective_groups(*plans)] * len(pool.ranks))
+    return with_groups(pool, collective_groups(*plans))
+
+
+def with_groups(pool: Pool, groups: list[list[tuple[int, ...]]]) -> Machine:
+    """The pool's machine with its links, measured in sets of groups that do not overlap."""
+    times: list[LinkTimes] = pool.call("links", [groups] * len(pool.ranks))
     [device, *_] = pool.call("describe", [None] * len(pool.ranks))
-    return with_links(base_machine(device["name"]), times[0])
+    return with_links(base_machine(device["name"], float(device["part"])), times[0])
 
 
 def collective_groups(*plans: Plan) -> list[list[tuple[int, ...]]]:
@@ -141,12 +146,21 @@ def collective_groups(*plans: Plan) -> list[list[tuple[int, ...]]]:
     return [groups for size, groups in found.items() if size > 1]
 
 
-def base_machine(name: str) -> Machine:
-    """The preset of a device; what is measured replaces its figures."""
-    known = next((key for key in MACHINES if key in name.lower()), None)
-    if known is not None:
-        return MACHINES[known]
-    return msgspec.structs.replace(MACHINES["h100"], name=name, source="figures of an h100")
+def base_machine(name: str, part: float = 1.0) -> Machine:
+    """The preset of a device, or of a part of it; what is measured replaces its figures."""
+    key = next((key for key in MACHINES if key in name.lower()), None)
+    known = MACHINES[key or "h100"]
+    if key is None:
+        known = msgspec.structs.replace(known, name=name, source="figures of an h100")
+    if part >= 1:
+        return known
+    return msgspec.structs.replace(
+        known,
+        flops={dtype: rate * part for dtype, rate in known.flops.items()},
+        bandwidth=known.bandwidth * part,
+        sms=int(known.sms * part),
+        source=f"{part:.0%} of it; {known.source}",
+    )
 
 
 def typical_step(timeline: Timeline) -> int:

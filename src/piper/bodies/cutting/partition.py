@@ -3,7 +3,8 @@
 What depends on no tangent runs forward and what the backward reads of it is saved, except that the
 backward makes again whatever costs nothing: views of what it has, constants, and anything derived from
 parameters alone (so that no saved Value keeps a parameter's memory alive). What was cast to a wider
-dtype is saved as it was before. With recompute it also makes again what costs something. A backward's
+dtype is saved as it was before, and what was only put together of gathered inputs is put together
+again. With recompute it also makes again what costs something. A backward's
 input part (BI) has all that gradients of activations need; its weight part (BW) is given what BI made of
 that, and computes only the rest.
 """
@@ -90,6 +91,9 @@ def root_of(node: fx.Node) -> fx.Node:
     return node
 
 
+_MOVES = (torch.ops.aten.clone.default, torch.ops.aten.cat.default)  # that are no views
+
+
 class _Cut:
     def __init__(self, joint: Joint, code: ChunkCode, recompute: Recompute) -> None:
         self.joint = joint
@@ -117,6 +121,7 @@ class _Cut:
         if recompute != "nothing":
             self._twin = {root_of(n): n for n in self.outputs if self._same_memory(n, root_of(n))}
         self._classify(nodes)
+        self._put_together = self._only_moved(nodes)
         self.checkpoints = MadeAgain()
         if code.tangents:
             self.checkpoints = made_again(joint.graph, self.results, self.on_tangent, root_of)
@@ -145,6 +150,15 @@ class _Cut:
                     self.on_tangent.add(node)
                 if any(arg in self.on_data for arg in node.all_input_nodes):
                     self.on_data.add(node)
+
+    def _only_moved(self, nodes: list[fx.Node]) -> set[fx.Node]:
+        """What has the numbers of inputs that can be had again, in another place."""
+        found = {node for node, i in self.inputs.items() if self.code.inputs[i].again}
+        for node in nodes if found else ():
+            moves = node.op == "call_function" and (is_view(node) or node.target in _MOVES)
+            if moves and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+                found.add(node)
+        return found
 
     def wanted(self) -> list[int]:
         """The inputs whose gradients the surroundings ask for."""
@@ -208,7 +222,7 @@ class _Cut:
             return True
         if is_view(node) or node.op == "get_attr" or node not in self.on_data:
             return False
-        if is_widened(node):
+        if is_widened(node) or node in self._put_together:
             return False
         if node in self._twin:
             return True

@@ -27,6 +27,7 @@ from piper.bodies.files.operator_calls import check_call
 from piper.bodies.files.quick import quicken
 from piper.bodies.products import Added, add_into, add_products
 from piper.bodies.random import uniform as uniform
+from piper.bodies.tensor import part_ops as part_ops
 from piper.errors import TraceError
 from piper.files import excess
 from piper.plan.body_spec import content_hash as content_hash

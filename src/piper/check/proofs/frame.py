@@ -12,15 +12,16 @@ from itertools import combinations
 
 from piper.check.problem import Problem
 from piper.directives.recompute import Recompute
+from piper.ir.communication import MOST_LEFT
+from piper.ir.layouts import REPLICATED, STACKED, divides, layouts_text, local, local_shape
 from piper.ir.precisions import dtypes_problem, precision_problem
 from piper.ir.tensor_type import MAX_BYTES, TensorType
 from piper.mesh import Mesh, Slice, mesh_problem
-from piper.plan.holdings import box_of
 from piper.plan.keys import num_indexes
 from piper.plan.memory_ledger import planned_load
 from piper.plan.optimizers import KNOWN
-from piper.plan.slots import BUCKETED, Slot
-from piper.plan.tasks import Calling
+from piper.plan.slots import BUCKETED, COORDINATE, Slot
+from piper.plan.tasks import Calling, Run
 from piper.plan.types import Bucket, ModelTensor, Plan, RankClass
 
 MAX_MICROBATCHES = 1 << 20
@@ -39,7 +40,7 @@ def frame(plan: Plan) -> Iterator[Problem]:
     for bucket in plan.buckets:
         yield from _named(f"bucket {bucket.name}", _bucket(plan, bucket))
     for part in plan.classes:
-        yield from _named(f"class {part.slice}", _indexes(part))
+        yield from _named(f"class {part.slice}", (*_indexes(part), *_room(plan, part)))
         for slot in part.slots:
             wrong = [*_slot(plan, slot)]
             if wrong:
@@ -154,6 +155,15 @@ def _axes(mesh: Mesh, axes: Sequence[str]) -> bool:
     return len(set(axes)) == len(axes) and set(axes) <= set(mesh.names)
 
 
+def _room(plan: Plan, part: RankClass) -> Iterator[str]:
+    """What bodies leave to communication is possible; a CPU has nothing to leave."""
+    most = MOST_LEFT if plan.device == "cuda" else 0
+    for task in part.tasks:
+        if isinstance(task, Run) and not 0 <= task.leaves <= most:
+            yield f"has {task.name}, which leaves {task.leaves} multiprocessors, of 0 to {most}"
+            return
+
+
 def _classes(plan: Plan) -> Iterator[str]:
     """Every rank is in one class."""
     slices = [part.slice for part in plan.classes]
@@ -190,7 +200,7 @@ def _tensors(plan: Plan) -> Iterator[str]:
         if not _is_tensor(tensor.type):
             yield f"{name} is no tensor: {tensor.type}"
         if not _cuts(plan.mesh, tensor):
-            yield f"{name} is {list(tensor.shape)}, which {dict(tensor.cut)} cannot cut"
+            yield f"{name} is {list(tensor.shape)}, which {layouts_text(tensor.cut)} cannot cut"
         if tensor.changes and not tensor.buffer:
             yield f"{name} is a parameter, which no forward changes"
         if tensor.init not in bodies:
@@ -211,7 +221,7 @@ def _is_tensor(type: TensorType) -> bool:
 
 def _bucket(plan: Plan, bucket: Bucket) -> Iterator[str]:
     slices = {part.slice for part in plan.classes}
-    axes = (bucket.over, bucket.copies)
+    axes = (bucket.over, bucket.copies, bucket.same)
     alike = len(bucket.params) == len(bucket.shapes) == len(bucket.offsets)
     known = set(bucket.params) <= plan.tensors.keys() and set(bucket.slices) <= slices
     if not (all(_axes(plan.mesh, a) for a in axes) and known and alike and bucket.slices):
@@ -270,33 +280,42 @@ def _slot(plan: Plan, slot: Slot) -> Iterator[str]:
         yield from _rows(slot, plan.batch.get(slot.source), parts)
     if slot.kind == "constant" and not _is_number(slot.source):
         yield f"holds {slot.source!r}, which is no number"
+    if slot.kind == "coordinate" and not _is_place(plan, slot):
+        yield f"holds the rank's place along {slot.source!r}, in the mesh {plan.mesh}"
     if slot.kind == "key" and slot.shape != (num_indexes(slot.source),):
         yield f"holds the keys {slot.source!r}"
 
 
+def _is_place(plan: Plan, slot: Slot) -> bool:
+    """Along its own axis each rank has another one, and along others the same."""
+    own = all(way == (STACKED if axis == slot.source else REPLICATED) for axis, way in slot.cut)
+    known = slot.source in plan.mesh.names and slot.source in dict(slot.cut)
+    return known and own and slot.type == COORDINATE
+
+
 def _of_the_model(plan: Plan, slot: Slot) -> Iterator[str]:
-    """A slot holds the rank's box of a tensor; boxes are alike on all ranks."""
+    """A slot holds the rank's part of a tensor; parts are of one shape on all ranks."""
     whole = plan.tensors.get(slot.source)
     if whole is None:
         yield f"holds {slot.source!r}, which is no tensor of the model"
     elif whole.buffer != (slot.kind == "buffer"):
         yield f"holds {slot.source} as a {slot.kind}, which it is not"
     elif _cuts(plan.mesh, whole):
-        box = box_of(whole, plan.mesh, dict.fromkeys(plan.mesh.names, 0)).size
-        if (slot.shape, slot.dtype) != (box, whole.dtype):
+        shape = local(whole.type, whole.cut, plan.mesh).shape
+        if (slot.shape, slot.dtype) != (shape, whole.dtype):
             yield (
-                f"is {slot.dtype}{list(slot.shape)}, but a rank has {whole.dtype}{list(box)} "
+                f"is {slot.dtype}{list(slot.shape)}, but a rank has {whole.dtype}{list(shape)} "
                 f"of {slot.source}"
             )
 
 
 def _cuts(mesh: Mesh, tensor: ModelTensor) -> bool:
-    """Whether axes cut a tensor along dims that it has, into equal parts."""
-    sizes, left = dict(mesh.axes), list(tensor.shape)
-    for axis, dim in tensor.cut:
-        if axis not in sizes or not 0 <= dim < len(left) or left[dim] % sizes[axis]:
+    """Whether axes cut a tensor along dims that it has, into equal parts of every block."""
+    sizes, left = dict(mesh.axes), tensor.shape
+    for axis, split in tensor.cut:
+        if axis not in sizes or not divides(split, left, sizes[axis]):
             return False
-        left[dim] //= sizes[axis]
+        left = local_shape(left, split, sizes[axis])
     return len({axis for axis, _ in tensor.cut}) == len(tensor.cut)
 
 

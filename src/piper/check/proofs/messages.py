@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.ir.communication import same_tensor
+from piper.ir.layouts import layouts_text
 from piper.plan.slots import Slot
 from piper.plan.tasks import Comm
 
@@ -68,6 +69,9 @@ def _compare(
         if not same_tensor(out, into):
             text = f"{where}: {send.name} sends {show(out)}, {recv.name} expects {show(into)}"
             yield problem(world, "messages", text, one, other)
+        if out.cut != into.cut:
+            lies = f"{layouts_text(out.cut)}, {recv.name} expects {layouts_text(into.cut)}"
+            yield problem(world, "layouts", f"{where}: {send.name} sends {lies}", one, other)
     for at in sent[len(received) :]:
         name = at[0].tasks[at[1]].name
         yield problem(world, "messages", f"{where}: nobody receives {name}", at)

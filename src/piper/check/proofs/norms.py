@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
+from piper.mesh import Group
 from piper.plan.tasks import NO_SLOT, Add, Meeting, Norm, Settle, Stepping, Update, reduces
 
 
@@ -22,19 +23,23 @@ def norms(world: World) -> Iterator[Problem]:
 
 def _totals(world: World, party: Party) -> Iterator[Problem]:
     for name, slot in party.results.items():
-        yield from _total(world, party, len(party.tasks), slot, f"the result {name}")
+        group = world.all_ranks if name == "squares" else world.everything
+        yield from _total(world, party, len(party.tasks), slot, f"the result {name}", group)
     for index, task in enumerate(party.tasks):
         if isinstance(task, Stepping):
             if task.counted != NO_SLOT:
-                yield from _total(world, party, index, task.counted, f"the divisor of {task.name}")
+                what = f"the divisor of {task.name}"
+                yield from _total(world, party, index, task.counted, what, world.everything)
             if task.norm != NO_SLOT:
-                yield from _total(world, party, index, task.norm, f"the norm of {task.name}")
+                what = f"the norm of {task.name}"
+                yield from _total(world, party, index, task.norm, what, world.all_ranks)
                 yield from _norm(world, party, index, task)
 
 
-def _total(world: World, party: Party, index: int, slot: int, what: str) -> Iterator[Problem]:
-    """A number is the same everywhere only if its writer has summed it over everything."""
-    group = world.everything
+def _total(
+    world: World, party: Party, index: int, slot: int, what: str, group: Group
+) -> Iterator[Problem]:
+    """A number is the same everywhere only if its writer has summed it over all that have a term."""
     by = world.local(party).writer_before(slot, index)
     if by < 0 or group.size(world.plan.mesh) == 1:
         return
@@ -128,7 +133,8 @@ def _weights(world: World) -> Iterator[Problem]:
                 if gradient.kind != "grad":
                     yield Problem("updates", f"{task.name} is of {gradient.name} too")
                     continue
-                copies = mesh.size_of(world.plan.buckets[gradient.bucket].copies)
+                bucket = world.plan.buckets[gradient.bucket]
+                copies = mesh.size_of((*bucket.copies, *bucket.same))
                 weight[gradient.bucket] = weight.get(gradient.bucket, 0.0) + task.weight * copies
     for number, total in weight.items():
         if not math.isclose(total, 1.0, rel_tol=1e-9):

@@ -150,9 +150,10 @@ def _wrong_comm(plan: Plan, party: Party, task: Comm) -> str:
         return f"is a communication {task.comm!r}, which does not exist"
     if (task.source != NO_SLOT) != kind.brings or (task.target != NO_SLOT) != kind.leaves:
         return f"does not bring and leave what a {task.comm} does"
-    if (task.splits != NO_SLOT or task.reverse) and not kind.by_rows:
+    by_number = task.splits != NO_SLOT or (task.reverse and not kind.directed)
+    if by_number and not kind.by_rows:
         return f"sends rows by number, which a {task.comm} cannot"
-    if task.reverse and task.splits == NO_SLOT:
+    if task.reverse and task.splits == NO_SLOT and not kind.directed:
         return "sends rows back without their numbers"
     if task.splits != NO_SLOT and party.slots[task.splits].kind != "host":
         return f"takes {party.slots[task.splits].name} for numbers on the host"

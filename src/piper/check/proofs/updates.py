@@ -8,8 +8,8 @@ from piper.check.parties import Party, World, normal
 from piper.check.problem import Problem, problem
 from piper.check.proofs.gradient_sums import sums
 from piper.check.proofs.numbers import whole
+from piper.ir.layouts import local
 from piper.mesh import Group
-from piper.plan.holdings import box_of
 from piper.plan.slots import SUMS, Slot
 from piper.plan.tasks import (
     Add,
@@ -43,7 +43,6 @@ def _buckets(world: World) -> Iterator[Problem]:
     """Buckets hold each trainable parameter once, on all slices and axes where it is."""
     plan = world.plan
     sizes = dict(plan.mesh.axes)
-    origin = dict.fromkeys(plan.mesh.names, 0)  # boxes are alike on all ranks
     home: dict[str, int] = {}
     for number, bucket in enumerate(plan.buckets):
         for name in bucket.params:
@@ -51,9 +50,10 @@ def _buckets(world: World) -> Iterator[Problem]:
                 yield Problem("updates", f"{name} is in two buckets")
             home[name] = number
         for name, shape in zip(bucket.params, bucket.shapes, strict=True):
-            box = box_of(plan.tensors[name], plan.mesh, origin).size
-            if box != shape:
-                text = f"bucket {bucket.name} has {shape} of {name}, of which a rank has {box}"
+            tensor = plan.tensors[name]
+            part = local(tensor.type, tensor.cut, plan.mesh).shape
+            if part != shape:
+                text = f"bucket {bucket.name} has {shape} of {name}, of which a rank has {part}"
                 yield Problem("updates", text)
             cutting = {axis for axis, _ in plan.tensors[name].cut if sizes[axis] > 1}
             if cutting != {
@@ -64,7 +64,8 @@ def _buckets(world: World) -> Iterator[Problem]:
         for at in bucket.slices:
             free = {a for a in plan.mesh.free(at) if sizes[a] > 1}
             cut = [axis for axis, _ in plan.tensors[bucket.params[0]].cut]
-            axes = [a for a in (*bucket.over, *bucket.copies, *dict.fromkeys(cut)) if a in free]
+            whole = (*bucket.over, *bucket.copies, *bucket.same)
+            axes = [a for a in (*whole, *dict.fromkeys(cut)) if a in free]
             if sorted(axes) != sorted(free):
                 text = f"bucket {bucket.name} is whole along {', '.join(axes)} only"
                 yield Problem("updates", text, (), (f"{at} has axes {', '.join(sorted(free))}",))

@@ -19,15 +19,19 @@ def issue_edges(graph: Graph, turns: Sequence[str], *, device: str) -> list[Orde
     """A chunk's communication is dispatched before the next turn, so that it runs behind it.
 
     A host read blocks dispatch until its chunk is complete. On CUDA it would keep the next turn from
-    being queued, so that it, and the payload whose sizes it reads, is dispatched after that.
+    being queued, so that it, and the payload whose sizes it reads, is dispatched after that. Rows that
+    come back, and gradients, travel by sizes that were read before.
     """
     edges: list[OrderEdge] = []
     done: set[str] = set()
     before = _predecessors_in_turns(graph, turns)
     for name, following in pairwise(turns):
         done.add(name)
-        for node in _following(graph, name, done | before):
-            if device == "cuda" and _after_read(graph, node):
+        behind = _following(graph, name, done | before)
+        read = {value for node in behind if isinstance(node, Read) for value in node.outputs}
+        for node in behind:
+            late = isinstance(node, Read) or not read.isdisjoint(node.inputs)
+            if device == "cuda" and late:
                 edges.append(OrderEdge(following, node.name, TRACED, issued=True))
             else:
                 edges.append(OrderEdge(node.name, following, TRACED, issued=True))
@@ -45,10 +49,6 @@ def _predecessors_in_turns(graph: Graph, turns: Sequence[str]) -> set[str]:
     }
 
 
-def _after_read(graph: Graph, node: Node) -> bool:
-    return isinstance(node, Read) or any(graph.values[v].role == "splits" for v in node.inputs)
-
-
 def _following(graph: Graph, name: str, known: set[str]) -> list[Node]:
     """Communication and host reads behind a chunk that need no chunk outside of `known`."""
     at = graph.nodes[name].slice
@@ -60,18 +60,17 @@ def _following(graph: Graph, name: str, known: set[str]) -> list[Node]:
                 node = graph.nodes[reader]
                 if reader in followers or node.slice != at or isinstance(node, Chunk):
                     continue
-                if _talking(node) and _chunk_sources(graph, node) <= known:
+                if _talking(graph, node) and _chunk_sources(graph, node) <= known:
                     followers[reader] = node
                     stack.append(reader)
     return list(followers.values())
 
 
-def _talking(node: Node) -> bool:
+def _talking(graph: Graph, node: Node) -> bool:
     """What can follow from a chunk alone: not what belongs to a whole step, nor a receive."""
     if not isinstance(node, Comm):
         return isinstance(node, Read)
-    kind = communication(node.comm)
-    return kind.brings and not kind.of_a_step
+    return communication(node.comm).brings and not graph.is_of_a_step(node)
 
 
 def _chunk_sources(graph: Graph, node: Node) -> set[str]:

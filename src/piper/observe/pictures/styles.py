@@ -31,6 +31,7 @@ STYLES = {
     "reduce_scatter": Style("reduce_scatter", "#ef9ab8", 211, "S"),
     "all_gather": Style("all_gather", "#a9855f", 137, "G"),
     "all_to_all": Style("all_to_all", "#d05fc3", 170, "A"),
+    "shift": Style("shift", "#c9b458", 179, "H"),
     "communication": Style("other communication", "#9a9a9a", 246, "c"),
 }
 _UPDATES = ("update", "settle")

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import msgspec
 
-from piper.ir.graph import Graph, Stream
+from piper.ir.graph import Graph, Stream, stream_called
 from piper.ir.nodes import COMPUTE, Node
 from piper.ir.values import Value
 from piper.mesh import Group, Slice
@@ -15,7 +15,7 @@ from piper.passes.dispatch.shared_buffers import share_buffers
 from piper.passes.dispatch.waits import waits_of
 from piper.passes.physical.buckets import Bucketed
 from piper.plan.keys import KEY
-from piper.plan.slots import LINGERING, STAYING, Slot
+from piper.plan.slots import LINGERING, SLOT_KINDS, STAYING, Slot
 from piper.plan.tasks import Task, sends
 from piper.plan.types import RankClass
 
@@ -25,6 +25,7 @@ _KINDS = {
     "batch": "batch",
     "key": "key",
     "constant": "constant",
+    "coordinate": "coordinate",
     "flat": "flat",
     "shard": "shard",
     "gathered": "gathered",
@@ -43,9 +44,9 @@ def emit(
     for node in graph.nodes.values():
         assert node.slice is not None
         by_slice[node.slice].append(node)
-    declared = {stream.name: stream for stream in graph.streams}
+    declared = [stream.name for stream in graph.streams]
     names = dict.fromkeys([COMPUTE, *declared, *(node.stream for node in graph.nodes.values())])
-    streams = tuple(_stream(name, declared) for name in names)
+    streams = tuple(stream_called(graph.streams, name) for name in names)
     groups: dict[Group, int] = {}
     for node in graph.nodes.values():
         group = getattr(node, "group", None)
@@ -57,12 +58,6 @@ def emit(
         for at in sorted(by_slice)
     )
     return classes, streams, tuple(groups)
-
-
-def _stream(name: str, declared: dict[str, Stream]) -> Stream:
-    """A declared stream, or a part of one, or a new one."""
-    found = declared.get(name) or declared.get(name.partition(":")[0], Stream(name))
-    return msgspec.structs.replace(found, name=name)
 
 
 class _Emitter:
@@ -138,7 +133,7 @@ class _Emitter:
     def _new_slot(self, value: Value, base: int) -> Slot:
         kind = _KINDS.get(value.role, "temp")
         source = ""
-        if value.role in ("param", "buffer", "batch", "key", "constant"):
+        if value.role in ("param", "buffer", "batch", "key", "constant", "coordinate"):
             source = value.of.partition("[")[0].removeprefix(KEY)
         elif value.role == "param_grad" and value.bucket < 0:
             source = value.of
@@ -151,6 +146,7 @@ class _Emitter:
             base=base,
             offset=value.offset,
             bucket=value.bucket,
+            cut=value.cut if "cut" in SLOT_KINDS[kind].has else (),
         )
 
     def _roots(self) -> list[int]:

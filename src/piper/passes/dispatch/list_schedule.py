@@ -207,18 +207,22 @@ def _is_send(node: Node) -> bool:
 
 
 def _ranks(graph: Graph) -> dict[str, _Rank]:
-    """What runs first when several could: the end of a gradient's sum, what others wait for, then
-    Updates, so that what follows them runs behind BW, then what frees memory, then forwards; early
-    microbatches first."""
+    """What runs first when several could: the end of a gradient's sum, terms of what is communicated
+    within a microbatch, what others wait for, then Updates, so that what follows them runs behind BW,
+    then what frees memory, then forwards; early microbatches first."""
+    brought = {name for comm in graph.comms for name in comm.inputs}
+    sent = {name for name in brought if graph.values[name].bucket < 0}
     return {
-        name: (_urgency(node), graph.microbatch(node), index)
+        name: (_urgency(graph, node, sent), graph.microbatch(node), index)
         for index, (name, node) in enumerate(graph.nodes.items())
     }
 
 
-def _urgency(node: Node) -> int:
+def _urgency(graph: Graph, node: Node, sent: set[str]) -> int:
+    if isinstance(node, Accumulate) and node.outputs[0] in sent:
+        return _AT_ONCE
     if isinstance(node, Chunk):
         return {"BW": 2, "F": 3}.get(node.phase, 0)
     if isinstance(node, Comm):
-        return 4 if communication(node.comm).of_a_step else 0
+        return 4 if graph.is_of_a_step(node) else 0
     return 1 if isinstance(node, Update | Settle) else 0

@@ -91,7 +91,16 @@ def _legal() -> str:
 @task_of(ir.Chunk)
 def _run(node: ir.Chunk, at: Numbering, common: dict[str, Any]) -> Run:
     inputs, outputs = at.slots(node.inputs), at.slots(node.outputs)
-    return Run(body=node.body, phase=node.phase, inputs=inputs, outputs=outputs, **common)
+    return Run(
+        body=node.body,
+        phase=node.phase,
+        inputs=inputs,
+        outputs=outputs,
+        leaves=node.leaves,
+        sees=node.sees,
+        makes=node.makes,
+        **common,
+    )
 
 
 @task_of(ir.Fold)

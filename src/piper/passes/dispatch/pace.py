@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from piper.ir.communication import communication
 from piper.ir.graph import Graph, OrderEdge
 from piper.ir.layouts import REPLICATED
 from piper.ir.nodes import TRACED, Accumulate, Chunk, Comm, Node
@@ -75,7 +76,7 @@ class _Pacing:
             self.chunks_before[node.name] = len(self.chunks[node.slice])
             if isinstance(node, Chunk):
                 self.chunks[node.slice].append(node.name)
-            elif isinstance(node, Comm) and node.comm == "recv":
+            elif isinstance(node, Comm) and (node.comm == "recv" or self._gathers_parts(node)):
                 self.receives[node.slice, node.stream].append(node)
             elif isinstance(node, Accumulate) and self._sums_whole(node):
                 self.sums[node.slice][node.outputs[0]].append(node.name)
@@ -163,7 +164,11 @@ class _Pacing:
             found += self.graph.readers[self.graph.nodes[found[-1]].outputs[0]]
         return found[1:]
 
-    # Receives
+    # Receives, and gathers of what is cut over ranks
+
+    def _gathers_parts(self, node: Comm) -> bool:
+        value = self.graph.values[node.outputs[0]]
+        return communication(node.comm).gathers and bool(value.cut) and value.bucket < 0
 
     def hold_receives(self, names: list[str], receives: list[Comm]) -> None:
         """Move one stream's receives to shortly before their use; they keep their order."""

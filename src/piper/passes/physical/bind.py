@@ -6,7 +6,7 @@ batch leaves and saved Values of their own slice, each in the layout that they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,16 +14,17 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.graph import Graph
-from piper.ir.layouts import Layouts, change_between, dual, local
-from piper.ir.nodes import Chunk
+from piper.ir.layouts import Layouts, change_between, dual, in_dims_of, local
+from piper.ir.nodes import Chunk, Node
 from piper.ir.routing import ExpertForm, expert_form
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import GIVEN, Value, read_along
 from piper.passes.physical.draft import Draft, at_slice
 from piper.passes.physical.fold_state import StateChain
+from piper.passes.physical.relayouts import Relayouts
 from piper.passes.physical.route import Route, routed_form
 from piper.passes.physical.tangents import sum_tangent
-from piper.plan.body_spec import ChunkBodies
+from piper.plan.body_spec import ChunkBodies, Ref
 
 GetBodies = Callable[[Chunk, ExpertForm | None, int], ChunkBodies]
 
@@ -44,8 +45,8 @@ class _Forward:
     tangents: dict[int, str] = field(default_factory=dict)
 
 
-def bind_bodies(logical: Graph, bodies: GetBodies) -> Draft:
-    binder = _Binder(logical, bodies)
+def bind_bodies(logical: Graph, bodies: GetBodies, lanes: int = 1, device: str = "cpu") -> Draft:
+    binder = _Binder(bodies, Draft(logical, lanes, device))
     # Buffers change from microbatch to microbatch.
     for node in sorted(logical.chunks, key=logical.microbatch):
         if node.phase == "F":
@@ -60,12 +61,13 @@ def bind_bodies(logical: Graph, bodies: GetBodies) -> Draft:
 
 
 class _Binder:
-    def __init__(self, logical: Graph, bodies: GetBodies) -> None:
-        self.logical = logical
+    def __init__(self, bodies: GetBodies, draft: Draft) -> None:
+        self.logical = draft.logical
         self.bodies = bodies
-        self.draft = Draft(logical)
+        self.draft = draft
         self.done: dict[str, _Forward] = {}
         self.state = StateChain(self.draft)
+        self.relayouts = Relayouts(self.draft)
         self.counts_at: dict[int, int] = {}  # chunk number -> which input has its counts
         self.local = lru_cache(maxsize=None)(self._local)
 
@@ -92,6 +94,8 @@ class _Binder:
                 body=body.hash,
                 inputs=tuple(table[ref.kind][ref.index] for ref in body.inputs),
                 outputs=tuple(table[ref.kind][ref.index] for ref in body.outputs),
+                sees=self._cuts(node, body.inputs),
+                makes=self._cuts(node, body.outputs),
             )
         )
         for made, name in zip(outputs, names, strict=True):
@@ -116,14 +120,18 @@ class _Binder:
         for ref in body.inputs:
             if ref.kind == "tangent" and ref.index not in forward.tangents:
                 forward.tangents[ref.index] = self._received(forward, ref.index)
+        origin = self.logical.nodes[node.forward]
+        read = {ref.index for ref in body.inputs if ref.kind == "input"}
         table: dict[str, Mapping[int, str]] = {
-            "input": dict(enumerate(forward.inputs)),
+            "input": {
+                i: self.relayouts.again(node, origin.inputs[i], forward.inputs[i]) for i in read
+            },
             "output": dict(enumerate(forward.outputs)),
             "saved": dict(enumerate(forward.saved)),
             "kept": dict(enumerate(forward.kept)),
             "tangent": forward.tangents,
         }
-        traced = self.logical.nodes[node.forward].inputs
+        traced = origin.inputs
         outputs = []
         gradients: list[tuple[str, str]] = []
         for ref in body.outputs:
@@ -140,6 +148,8 @@ class _Binder:
                 body=body.hash,
                 inputs=tuple(table[ref.kind][ref.index] for ref in body.inputs),
                 outputs=tuple(outputs),
+                sees=self._cuts(origin, body.inputs),
+                makes=self._cuts(origin, body.outputs, forward.gradients),
             )
         )
         for made, name in gradients:
@@ -153,9 +163,28 @@ class _Binder:
         counts = self._counts(node) if "experts" in shares.values() else ""
         values = (self.logical.values[name] for name in node.inputs)
         return [
-            tuple((axis, read_along(value, shares[axis], counts)) for axis, _ in value.layout)
+            tuple((axis, read_along(value, axis, shares[axis], counts)) for axis, _ in value.layout)
             for value in values
         ]
+
+    def _cuts(
+        self, forward: Node, refs: Sequence[Ref], gradients: Mapping[str, str] | None = None
+    ) -> tuple[Layouts, ...]:
+        """How the tensors of a body lie, along axes that share tensors, for which it was traced."""
+        found = [self._cut(forward, ref, gradients or {}) for ref in refs]
+        return tuple(found) if any(found) else ()
+
+    def _cut(self, forward: Node, ref: Ref, gradients: Mapping[str, str]) -> Layouts:
+        values = self.logical.values
+        if ref.kind == "input":
+            return values[forward.inputs[ref.index]].cut
+        if ref.kind == "output":
+            return values[forward.outputs[ref.index]].cut
+        if ref.kind == "tangent":
+            return tuple((a, dual(way)) for a, way in values[forward.outputs[ref.index]].cut)
+        if ref.kind == "grad":
+            return values[gradients[forward.inputs[ref.index]]].cut
+        return ()  # what one phase keeps for another
 
     def _counts(self, node: Chunk) -> str:
         """The counts of a sharded chunk's rows: the same input in every microbatch."""
@@ -167,10 +196,11 @@ class _Binder:
         return node.inputs[self.counts_at[node.chunk]]
 
     def _plain(self, value: Value) -> Layouts:
-        """How a Value lies between chunks: along every axis as the batch does."""
+        """How a Value lies between chunks: along axes as the batch does, or as its code has it."""
         if value.role in ("param", "param_grad"):
             return value.layout
-        return tuple((axis, value.batch) for axis, _ in value.layout)
+        cut = dict(value.cut)
+        return tuple((axis, cut.get(axis, value.batch)) for axis, _ in value.layout)
 
     def _route(self, node: Chunk, reads: list[Layouts]) -> Route | None:
         """The exchange of what a chunk reads in another layout than it has between chunks."""
@@ -215,6 +245,8 @@ class _Binder:
     def _input(self, node: Chunk, name: str) -> str:
         """A chunk's input; what is given to a rank is a Value of the chunk's own slice."""
         value = self.logical.values[name]
+        if value.source:
+            return self.relayouts.read(node, value, self._input(node, value.source))
         if value.role not in GIVEN:
             return name
         given = msgspec.structs.replace(
@@ -222,7 +254,7 @@ class _Binder:
             name=at_slice(name, node.slice),
             type=self.local(value.type, value.layout),
             slice=node.slice,
-            of=name,
+            of=value.of if value.role == "coordinate" else name,
         )
         return self.draft.value(given)
 
@@ -254,7 +286,7 @@ class _Binder:
         output = forward.results[index]
         name = self._tangent(node, output)
         read = tuple((axis, dual(layout)) for axis, layout in self.logical.values[output].layout)
-        plain = self.draft.values[name].layout
+        plain = in_dims_of(read, self.draft.values[name].layout, 0)
         change, _ = change_between(plain, read, self.logical.mesh)
         if not change:
             return name
@@ -272,6 +304,7 @@ class _Binder:
                 contributions.append(self._seed(node, value))
             elif value.role == "grad" and value.of == output:
                 contributions.append(name)
+        contributions += self.relayouts.tangents(node, output)
         return sum_tangent(self.draft, node, output, contributions)
 
     def _loss_of(self, node: Chunk) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +17,7 @@ from piper.ir.precisions import Dtypes, Precision, dtypes_problem
 from piper.ir.tensor_type import TensorType, accumulation_dtype, dtype_bytes
 from piper.ir.values import Value
 from piper.mesh import Slice
+from piper.passes.physical.draft import lane
 from piper.plan.cadence import Cadence
 from piper.plan.optimizers import Grouping
 from piper.plan.types import Bucket
@@ -29,10 +30,11 @@ WHOLE_SIZE = 25 << 20  # bytes of a bucket whose parameters stay whole, unless t
 @dataclass(frozen=True)
 class Keeping:
     """How a parameter is kept: along which axes it is cut into shards and copied, and how it is laid out
-    where its code is split."""
+    where its code is split. Along `same` ranks have copies, too, and compute the same gradient."""
 
     over: tuple[str, ...]
     copies: tuple[str, ...]
+    same: tuple[str, ...]
     split: Layouts
     axes: tuple[str, ...]  # all of them, also those of one rank
     zero: int
@@ -78,13 +80,14 @@ def make_buckets(
     grouping: Grouping | None = None,
     precision: Precision = WIDE_ENOUGH,
     cadences: tuple[Cadence, ...] = (),
+    lanes: int = 1,
 ) -> Bucketed:
     """Buckets of all parameters that get a gradient, and of those that are gathered for their use.
 
     A bucket holds parameters that live on the same slices and are kept alike, in the same dtypes. Where
     each use of them matters (ZeRO 2 and 3) the same chunks read all of it; else its size decides. Those
     of one parameter group (none: all are in one) lie side by side in it. `cadences` has what directives
-    left open.
+    left open. Buckets take turns on `lanes` streams, where no directive names one.
     """
     params = _parameters(logical, calls, {cadence.origin: cadence for cadence in cadences})
     param_groups = grouping.of if grouping else {}
@@ -104,14 +107,17 @@ def make_buckets(
     buckets: list[Bucket] = []
     keeping: list[Keeping] = []
     of: dict[str, int] = {}
+    turns: Counter[tuple[object, ...]] = Counter()  # of buckets that the same ranks talk about
     for names in groups.values():
         for part in _packed(held, names, params[names[0]].keeping):
             part.sort(key=lambda name: param_groups.get(name, 0))
             of |= dict.fromkeys(part, len(buckets))
-            keeping.append(params[part[0]].keeping)
+            like = params[part[0]]
+            talking = (frozenset(like.slices), like.keeping.over, like.keeping.copies)
+            keeping.append(_on_lane(logical, like.keeping, turns[talking] % lanes))
+            turns[talking] += 1
             parts = logical.mesh.size_of(keeping[-1].over)
-            like, dtypes_of = params[part[0]], dtypes[part[0]]
-            bucket = _layout(f"b{len(buckets)}", held, part, like, parts, dtypes_of)
+            bucket = _layout(f"b{len(buckets)}", held, part, like, parts, dtypes[part[0]])
             if bucket.trained and any(param_groups.get(name) for name in part):
                 groups_of = tuple(param_groups[name] for name in part)
                 bucket = msgspec.structs.replace(bucket, param_groups=groups_of)
@@ -119,6 +125,15 @@ def make_buckets(
     for number in (number for cadence in cadences for number in cadence.kept):
         keeping[number] = replace(keeping[number], reuse=ONCE)
     return Bucketed(tuple(buckets), tuple(keeping), of, cadences)
+
+
+def _on_lane(graph: Graph, keeping: Keeping, number: int) -> Keeping:
+    """With the streams of that lane."""
+    return replace(
+        keeping,
+        reduce_stream=lane(graph, keeping.reduce_stream, number),
+        gather_stream=lane(graph, keeping.gather_stream, number),
+    )
 
 
 def _dtypes(
@@ -141,16 +156,17 @@ def _parameters(
     logical: Graph, calls: Sequence[Call], cadences: Mapping[int, Cadence]
 ) -> dict[str, _Parameter]:
     found: dict[str, _Parameter] = {}
-    keepings: dict[tuple[tuple[Owner, ...], Layouts], Keeping] = {}
+    keepings: dict[tuple[tuple[Owner, ...], Layouts, frozenset[str]], Keeping] = {}
+    alike = _alike(logical, calls)
     for node in logical.chunks:
         for name in (*node.inputs, *node.outputs):
             value = logical.values[name]
             if value.role not in ("param", "param_grad"):
                 continue
             param = value.of if value.role == "param_grad" else name
-            way = (node.owners, logical.values[param].layout)
+            way = (node.owners, logical.values[param].layout, alike.get(param, frozenset()))
             if way not in keepings:
-                keepings[way] = _keeping(logical, node, way[1], calls, cadences)
+                keepings[way] = _keeping(logical, node, way[1], way[2], calls, cadences)
             known = found.setdefault(param, _Parameter(keepings[way]))
             _check_alike(param, known.keeping, keepings[way], calls)
             _check_gradient(logical, value, keepings[way])
@@ -160,6 +176,34 @@ def _parameters(
             known.stages.add(node.tags[0] if node.tags else None)
             known.trained |= value.role == "param_grad"
     return found
+
+
+def _alike(logical: Graph, calls: Sequence[Call]) -> dict[str, frozenset[str]]:
+    """Per parameter, the axes that share tensors along which all ranks compute the same gradient."""
+    whole: dict[str, set[str]] = {}
+    partial: dict[str, set[str]] = defaultdict(set)
+    equal: dict[str, set[str]] = defaultdict(set)
+    for value in logical.values.values():
+        if value.role == "param" and value.cut:
+            whole[value.name] = {axis for axis, way in value.cut if way == REPLICATED}
+        elif value.role == "param_grad":
+            partial[value.of] |= {axis for axis, way in value.cut if way == PARTIAL}
+            equal[value.of] |= {axis for axis, way in value.cut if way == REPLICATED}
+    for param in whole:
+        if mixed := partial[param] & equal[param]:
+            raise AxisError(
+                f"{param} is read along {', '.join(sorted(mixed))} by code that is equal on all ranks "
+                "and by code that differs",
+                call=_cutting(logical, mixed, calls),
+                legal="parameters that only one kind of code reads",
+            )
+    return {param: frozenset(axes - partial[param]) for param, axes in whole.items()}
+
+
+def _cutting(logical: Graph, axes: set[str], calls: Sequence[Call]) -> Call | None:
+    """The first directive that shares tensors along one of some axes."""
+    owners = (owner for node in logical.chunks for owner in node.owners)
+    return next((calls[o.origin] for o in owners if o.axis in axes and o.origin >= 0), None)
 
 
 def _check_gradient(logical: Graph, value: Value, keeping: Keeping) -> None:
@@ -177,7 +221,10 @@ def _check_gradient(logical: Graph, value: Value, keeping: Keeping) -> None:
 
 
 def _check_alike(param: str, one: Keeping, other: Keeping, calls: Sequence[Call]) -> None:
-    ways = [(k.over, k.copies, k.zero, k.reduce_every, k.reuse, k.prefetch) for k in (one, other)]
+    ways = [
+        (k.over, k.copies, k.same, k.zero, k.reduce_every, k.reuse, k.prefetch)
+        for k in (one, other)
+    ]
     if ways[0] != ways[1]:
         raise AxisError(
             f"{param} is kept in two ways by the regions that read it",
@@ -191,14 +238,15 @@ def _keeping(
     logical: Graph,
     node: Chunk,
     layout: Layouts,
+    alike: frozenset[str],
     calls: Sequence[Call],
     cadences: Mapping[int, Cadence],
 ) -> Keeping:
     """How a parameter of this layout is kept by the owners of a chunk that reads it: it has copies along
-    axes where it is replicated."""
+    axes where it is replicated, and gradients to sum but along those in `alike`."""
     mesh = logical.mesh
     sizes = dict(mesh.axes)
-    whole_along = {axis for axis, way in layout if way == REPLICATED}
+    whole_along = {axis for axis, way in layout if way == REPLICATED} - alike
     copying = [o for o in node.owners if o.axis in whole_along]
     cutting = [o for o in copying if o.zero and sizes[o.axis] > 1]
     options = {(o.zero, *_paced(o, cadences)) for o in cutting}
@@ -215,6 +263,7 @@ def _keeping(
     return Keeping(
         over=_ordered(mesh.names, {o.axis for o in cutting}),
         copies=_ordered(mesh.names, {o.axis for o in whole}),
+        same=_ordered(mesh.names, {axis for axis in alike if sizes[axis] > 1}),
         split=tuple((axis, way) for axis, way in layout if isinstance(way, Split)),
         axes=tuple(axis for axis, _ in layout),
         zero=first.zero if cutting else 0,
@@ -291,5 +340,6 @@ def _layout(
         slices=tuple(sorted(like.slices)),
         over=keeping.over,
         copies=keeping.copies,
+        same=keeping.same,
         trained=like.trained,
     )

@@ -65,7 +65,8 @@ def _add_squares(draft: Draft, bucket: Bucket, at: Slice, gradient: str) -> None
 
 def _weight(draft: Draft, bucket: Bucket) -> float:
     """One over the number of ranks that hold the same gradient."""
-    return 1.0 / Group(bucket.slices, bucket.copies).size(draft.logical.mesh)
+    axes = (*bucket.copies, *bucket.same)
+    return 1.0 / Group(bucket.slices, axes).size(draft.logical.mesh)
 
 
 def settle(

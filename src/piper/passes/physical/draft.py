@@ -12,10 +12,13 @@ from piper.mesh import Slice
 
 
 class Draft:
-    """Nodes and Values of a physical graph, by name; `graph()` closes it."""
+    """Nodes and Values of a physical graph, by name; `graph()` closes it. There are `lanes` streams for
+    communication of a kind, where no directive names one. It is for a kind of `device`."""
 
-    def __init__(self, logical: Graph) -> None:
+    def __init__(self, logical: Graph, lanes: int, device: str) -> None:
         self.logical = logical
+        self.lanes = lanes
+        self.device = device
         self.nodes: dict[str, Node] = {}
         self.values: dict[str, Value] = {}
 
@@ -36,6 +39,12 @@ class Draft:
         return msgspec.structs.replace(
             self.logical, level="physical", nodes=self.nodes, values=self.values
         )
+
+
+def lane(graph: Graph, stream: str, number: int) -> str:
+    """The stream of that lane; the first is the stream itself, and one that is declared has no other."""
+    declared = any(each.name == stream for each in graph.streams)
+    return f"{stream}:{number}" if number and not declared else stream
 
 
 def at_slice(name: str, at: Slice | None) -> str:

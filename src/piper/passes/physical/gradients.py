@@ -202,6 +202,7 @@ def bucket_layout(bucketed: Bucketed, number: int, *, over: Layout, copies: Layo
     """How a flat tensor of a bucket lies; along axes that split parameters each rank has its own."""
     keeping = bucketed.keeping[number]
     ways = dict.fromkeys(keeping.axes, copies) | dict.fromkeys(keeping.over, over)
+    ways |= dict.fromkeys(keeping.same, REPLICATED)
     return tuple((ways | {axis: STACKED for axis, _ in keeping.split}).items())
 
 

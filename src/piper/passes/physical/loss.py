@@ -82,8 +82,9 @@ def _add(draft: Draft, node: Chunk, value: Value, role: str) -> None:
     dtype = "float64" if role == "count" else accumulation_dtype(value.dtype)
     name = at_slice(f"$sum.{role}", node.slice)
     # What a microbatch contributes has the layout of the loss, or count, that it made.
+    type = TensorType((), dtype)
     total = draft.value(
-        Value(name, "sum", TensorType((), dtype), value.layout, of=role, slice=node.slice)
+        Value(name, "sum", type, value.layout, of=role, slice=node.slice, cut=value.cut)
     )
     draft.node(
         Accumulate(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper.errors import PlanError
-from piper.ir.layouts import Layout, Layouts, Routed, change_between
+from piper.ir.layouts import Layout, Layouts, Routed, change_between, shifts_back
 from piper.ir.nodes import Comm, CommKind, Tags
-from piper.ir.values import Value
+from piper.ir.values import Value, made_for
 from piper.mesh import Group, Mesh, Slice
 
 
@@ -42,7 +42,7 @@ def collective(mesh: Mesh, made: Value, read: Value, way: Way, *, splits: str = 
     `splits` names the Value with the rows that go to and come from each rank. Where terms lie on
     several slices too, `way.slices`, they are summed over all of them.
     """
-    change, axes = change_between(made.layout, read.layout, mesh)
+    change, axes = change_between(made_for(made, read), read.layout, mesh)
     if not change and len(way.slices) > 1:
         change = "all_reduce"
     if not change:
@@ -62,8 +62,14 @@ def collective(mesh: Mesh, made: Value, read: Value, way: Way, *, splits: str = 
         comm=change,
         group=Group(way.slices or (way.at,), axes),
         key=way.key or way.name,
-        reverse=any(isinstance(layout, Routed) for axis, layout in made.layout if axis in axes),
+        reverse=_goes_back(made, read, axes),
     )
+
+
+def _goes_back(made: Value, read: Value, axes: tuple[str, ...]) -> bool:
+    """Whether rows, or what was shifted, return to where they came from."""
+    routed = any(isinstance(layout, Routed) for axis, layout in made.layout if axis in axes)
+    return routed or shifts_back(made.layout, read.layout)
 
 
 def message(

@@ -8,12 +8,12 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.layouts import Layouts, Routed
-from piper.ir.nodes import Chunk, Owner, Read
+from piper.ir.nodes import COMPUTE, Chunk, Owner, Read
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import Value
 from piper.mesh import Group
-from piper.passes.physical.draft import Draft
+from piper.passes.physical.draft import Draft, lane
 from piper.passes.physical.relayout import Way, collective
 
 
@@ -65,6 +65,7 @@ class Route:
                 slice=self.chunk.slice,
                 origin=self.owner.origin,
                 group=Group((self.chunk.slice,), self.axes),
+                stream=self._reading(draft),
             )
         )
         arrived = list(inputs)
@@ -99,12 +100,22 @@ class Route:
         self, draft: Draft, label: str, source: str, result: str, chunk: Chunk, *, splits: str = ""
     ) -> None:
         assert chunk.slice is not None
-        way = Way(label, chunk.slice, self.owner.stream, self.owner.origin, chunk.tags)
+        way = Way(label, chunk.slice, self._stream(draft, chunk), self.owner.origin, chunk.tags)
         values, mesh = draft.values, draft.logical.mesh
         comm = collective(mesh, values[source], values[result], way, splits=splits)
         if comm is None or comm.comm != "all_to_all":
             raise PlanError(f"{source} is not laid out for the experts of {chunk.name}")
         draft.node(comm)
+
+    def _reading(self, draft: Draft) -> str:
+        """A device reads behind the counts, and not behind a chunk that takes its turn meanwhile. On a
+        CPU chunks hold up the host themselves, and exchanges are not to hold up the read."""
+        return COMPUTE if draft.device == "cpu" else self._stream(draft, self.chunk)
+
+    def _stream(self, draft: Draft, chunk: Chunk) -> str:
+        """Backwards have a lane of their own, so that one takes turns with another's forward."""
+        back = chunk.phase != "F"
+        return lane(draft.logical, self.owner.stream, back % draft.lanes)
 
 
 def routed_form(

@@ -11,7 +11,7 @@ from piper.plan.report.find import find_tasks
 from piper.plan.report.reasons import Reasons
 from piper.plan.report.summary import alive_bytes, peak_bytes, slot_bytes
 from piper.plan.slots import Slot
-from piper.plan.tasks import Comm, Meeting, Task
+from piper.plan.tasks import Comm, Meeting, Run, Task
 from piper.plan.types import Plan, RankClass
 
 _SHOWN = 12
@@ -45,6 +45,8 @@ class _Explained:
         yield f"  from     {self._origin()}"
         if isinstance(task, Meeting):
             yield from self._group(task)
+        if isinstance(task, Run) and task.leaves:
+            yield f"  leaves   {task.leaves} multiprocessors to the communication beside it"
         yield from self._slots("reads", task.reads)
         yield from self._slots("writes", task.writes)
         yield from self._slots("frees", task.frees)

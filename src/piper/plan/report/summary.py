@@ -11,6 +11,8 @@ from piper.plan.slots import PASSING, Slot
 from piper.plan.types import Plan, RankClass
 from piper.schedules.table import Table
 
+_NAMED = 4  # parameters that a line names
+
 
 def summarize(plan: Plan) -> str:
     lines = [
@@ -26,12 +28,27 @@ def summarize(plan: Plan) -> str:
     lines += [f"{plan.history[each.origin]}: {each}" for each in plan.cadences]
     if any(slot.bound is not None for found in plan.classes for slot in found.slots):
         lines.append(f"memory is planned for {planned_load(plan):g} times an even share of rows")
+    lines += _cut_tensors(plan)
+    lines += [f"gathered along {note}" for note in plan.gathered]
     for found in plan.classes:
         kinds = Counter(task.kind for task in found.tasks)
         ranks = plan.mesh.size_of(plan.mesh.free(found.slice))
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
     return "\n".join(lines)
+
+
+def _cut_tensors(plan: Plan) -> Iterator[str]:
+    """Per axis that shares tensors, how many matrices are cut, and which stay whole."""
+    shared = [a for a in plan.mesh.free(plan.classes[0].slice) if a not in plan.data_axes]
+    matrices = {n: t for n, t in plan.tensors.items() if len(t.shape) > 1 and not t.buffer}
+    for axis in shared if plan.mesh.size > 1 else ():
+        if plan.mesh.size_of((axis,)) > 1:
+            whole = [n for n, t in matrices.items() if axis not in dict(t.cut)]
+            num = len(matrices) - len(whole)
+            names = ", ".join(whole[:_NAMED]) + (", ..." if len(whole) > _NAMED else "")
+            rest = f"; {len(whole)} whole: {names}" if whole else ""
+            yield f"{num} of {len(matrices)} matrices are cut along {axis}{rest}"
 
 
 def _optimizers(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import torch
@@ -31,9 +32,11 @@ def devices_of(num_ranks: int, device: str, ranks_per_gpu: int = 1) -> list[str]
 
 
 def device_facts(device: torch.device) -> dict[str, str]:
-    """A device's name, and an identity that no other device has."""
+    """A device's name, an identity that no other device has, and which part of it the rank may use:
+    not all of it where ranks share a card."""
     if device.type == "cpu":
-        return {"name": "cpu", "identity": socket.gethostname()}
+        return {"name": "cpu", "identity": socket.gethostname(), "part": "1"}
     facts = torch.cuda.get_device_properties(device)
     identity = getattr(facts, "uuid", None) or f"{socket.gethostname()}:{device.index}"
-    return {"name": facts.name, "identity": str(identity)}
+    part = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100)) / 100
+    return {"name": facts.name, "identity": str(identity), "part": f"{part:g}"}

@@ -243,6 +243,6 @@ def _socket_pair(timeout: float) -> tuple[socket.socket, socket.socket]:
 
 def _queues(device: str, ranks_per_gpu: int) -> dict[str, str]:
     """A card that a rank has to itself gives it the most queues there can be, so that none of its
-    streams waits behind another; ranks that share a card get along with what there is."""
+    streams waits behind another; ranks that share a card share its queues (`Mps.env`)."""
     alone = device != "cpu" and ranks_per_gpu == 1
     return {"CUDA_DEVICE_MAX_CONNECTIONS": "32"} if alone else {}

@@ -208,7 +208,7 @@ class Member:
         return (reader.rank, reader.state()) if reader else None
 
     def describe(self, _: object = None) -> dict[str, str]:
-        """The device: its name, and an identity that no other device has."""
+        """The device: its name, an identity that no other device has, and the rank's part of it."""
         return device_facts(self.device)
 
     def tensors(self, kind: str) -> dict[str, Tensor]:

@@ -15,7 +15,9 @@ from piper.errors import RunError
 CONTROL = "nvidia-cuda-mps-control"
 START_SECONDS = 20
 QUIT_SECONDS = 20
+QUEUES = 32  # work queues that all ranks of a card ask for together
 _PREFIX = "piper-mps-"
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 class Mps:
@@ -53,13 +55,17 @@ class Mps:
         return self
 
     def env(self, percentage: float | None = None) -> dict[str, str]:
-        """What a process needs to be a client, with at most a percentage of the multiprocessors."""
+        """What a process needs to be a client, with at most a percentage of the multiprocessors and as
+        much of the queues, unless the environment says how many. A client that asks for none gets so
+        few that its streams wait for each other; if all ask for too many, the last cannot start."""
         found = dict(self._given) or {
             "CUDA_MPS_PIPE_DIRECTORY": os.path.join(self.folder, "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": os.path.join(self.folder, "log"),
         }
         if percentage is not None:
             found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{percentage:g}"
+            if _CONNECTIONS not in os.environ:
+                found[_CONNECTIONS] = str(max(1, int(QUEUES * percentage / 100)))
         return found
 
     def _start(self) -> None:

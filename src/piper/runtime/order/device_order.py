@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from piper.plan.tasks import Meeting, Run, Task, sends
+from piper.plan.tasks import Fold, Meeting, Run, Settle, Task, Update, sends
 from piper.runtime.failure.board import NOTHING, TASK, WAITS
+from piper.runtime.order.multiprocessors import Multiprocessors
 from piper.runtime.order.releases import releases_of
 
 if TYPE_CHECKING:
     from piper.runtime.worker.worker import Worker
 
 HIGH = -1  # CUDA's number for a high priority
+ANY = -1  # of a task that makes no products: as the last one left it
+PRODUCTS = (Run, Fold, Update, Settle)  # tasks that may make some
 
 
 class DeviceOrder:
@@ -39,6 +43,11 @@ class DeviceOrder:
         self.ended = [torch.cuda.Event() for _ in self.others]
         self.releases = releases_of(worker.me, home=number)
         self.events = _events(tasks)
+        self.room = Multiprocessors(device)
+        if self.room.problem and any(_leaves(task) > 0 for task in tasks):
+            warnings.warn(
+                f"products leave no room to communication: {self.room.problem}", stacklevel=2
+            )
         self.table = [
             (
                 start,
@@ -47,6 +56,7 @@ class DeviceOrder:
                 self.events.get(index),
                 sends(task),
                 self.releases.after[index],
+                _leaves(task),
             )
             for index, (start, task) in enumerate(zip(worker.starts, tasks, strict=True))
         ]
@@ -65,14 +75,18 @@ class DeviceOrder:
         self.begun.record(self.stream)
         for stream in self.others:
             stream.wait_event(self.begun)
-        current = None
-        for index, (start, stream, waits, event, sending, frees) in enumerate(self.table):
+        self.room.leave(0)  # a step that failed, of any plan, may have left something
+        current, left = None, 0
+        for index, (start, stream, waits, event, sending, frees, leaves) in enumerate(self.table):
             cells[TASK] = index
             if stream is not current:
                 torch.cuda.set_stream(stream)
                 current = stream
             for before in waits:
                 stream.wait_event(before)
+            if leaves != left and leaves != ANY:
+                self.room.leave(leaves)
+                left = leaves
             pending = start()
             if pending is not None:
                 worker.write(index, pending.finish())
@@ -82,6 +96,7 @@ class DeviceOrder:
                 self._keep(pending, event)
             for slot in frees:
                 worker.free(slot)
+        self.room.leave(0)
         for stream, ended in zip(self.others, self.ended, strict=True):
             ended.record(stream)
             self.stream.wait_event(ended)
@@ -121,6 +136,13 @@ def _streams(device: torch.device, priorities: Mapping[int, str]) -> dict[int, A
         found[number] = made[taken[priority]]
         taken[priority] += 1
     return found
+
+
+def _leaves(task: Task) -> int:
+    """What its products leave free; only those of bodies know what is beside them."""
+    if not isinstance(task, PRODUCTS):
+        return ANY
+    return task.leaves if isinstance(task, Run) else 0
 
 
 def _events(tasks: tuple[Task, ...]) -> dict[int, Any]:

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 from piper.cost.exchange_times import ExchangeTime, LinkTimes
-from piper.ir.communication import communication
+from piper.ir.communication import LEFT, communication
+from piper.runtime.order.multiprocessors import Multiprocessors
 from piper.runtime.transport.distributed import all_gather_single, reduce_scatter_single
 
 SIZES = {
@@ -266,7 +267,8 @@ def _share(call: Call, groups: Groups, device: torch.device) -> float:
         dist.barrier()
         begin = perf_counter()
         work = call(True) if _is_in(groups) else None
-        _sliced(compute, num, device)
+        with _leaving(device):
+            _sliced(compute, num, device)
         costs.append(perf_counter() - begin - without)
         if work is not None:
             work.wait()
@@ -275,6 +277,20 @@ def _share(call: Call, groups: Groups, device: torch.device) -> float:
     dist.all_gather_object(every, median(costs) / alone if _is_in(groups) else None)
     found = [each for each in every if each is not None]
     return min(max(sum(found) / len(found), 0.0), MOST)
+
+
+@contextmanager
+def _leaving(device: torch.device) -> Iterator[None]:
+    """Products leave multiprocessors to communication, as they do in a plan."""
+    if device.type == "cpu":
+        yield
+        return
+    room = Multiprocessors(device)
+    room.leave(LEFT)
+    try:
+        yield
+    finally:
+        room.leave(0)
 
 
 def _lanes(group: Any, groups: Groups, device: torch.device) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from piper.errors import FileError
 from piper.files import PLAN_LIMIT, read_bytes
-from piper.plan.holdings import Box
+from piper.stored.boxes import Box
 from piper.stored.stored_pieces import Piece, Stored, StoredTensor
 
 _METADATA = "torch.distributed.checkpoint.metadata"

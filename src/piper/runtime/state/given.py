@@ -61,7 +61,7 @@ class Giver:
         """What a rank holds of them, without tensors that it knows."""
         held = [one for one in holdings(self.plan, rank) if one.what in ("param", "buffer")]
         elements = {
-            one.key: self.reader.elements(unquote(one.tensor), one.box, one.first, one.last)
+            one.key: self.reader.elements(unquote(one.tensor), one.part, one.first, one.last)
             for one in held
             if unquote(one.tensor) in self.names and one.tensor not in known
         }

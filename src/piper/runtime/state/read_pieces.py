@@ -5,21 +5,22 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from piper.errors import FileError
-from piper.plan.holdings import Box
+from piper.plan.tensor_parts import Part, all_of
+from piper.runtime.state.patch_views import patch_view
 from piper.stored.boxes import (
-    boxes_in,
+    Box,
     memory_order,
     overlap,
+    patches_in,
     row_major,
     runs_by,
-    whole,
     within,
 )
 from piper.stored.stored_pieces import Piece, Stored, StoredTensor
@@ -37,22 +38,20 @@ class PieceReader:
         self.memory = memory or {}
         self.num_bytes = 0
 
-    def elements(self, name: str, box: Box, first: int, last: int) -> Tensor:
-        """Elements `first` to `last` of a box of a tensor, one after the other."""
+    def elements(self, name: str, part: Part, first: int, last: int) -> Tensor:
+        """Elements `first` to `last` of a part of a tensor, one after the other."""
         tensor = self.stored[name]
         flat = torch.empty(last - first, dtype=getattr(torch, tensor.dtype))
-        places = list(_places(box, first, last))
+        patches = list(patches_in(part, first, last))
         num = 0
         for piece in tensor.pieces:
-            parts = [
-                (at, part, found) for at, part in places if (found := overlap(part, piece.box))
-            ]
-            if not parts:
+            common = [(at, found) for at in patches if (found := overlap(at.box, piece.box))]
+            if not common:
                 continue
             stored = _StoredPiece(self, name, tensor, piece)
-            for at, part, found in parts:
-                target = flat[at : at + part.num_elements].view(part.size)
-                target[_slices(within(found, part))] = stored.part(within(found, piece.box))
+            for patch, found in common:
+                target = patch_view(flat, patch)[within(found, patch.box).slices]
+                target.copy_(stored.box(within(found, piece.box)))
                 num += found.num_elements
         if num != last - first:
             missing = last - first - num
@@ -62,17 +61,17 @@ class PieceReader:
     def tensor(self, name: str) -> Tensor:
         """All of a stored tensor."""
         shape = self.stored[name].shape
-        box = whole(shape)
-        return self.elements(name, box, 0, box.num_elements).view(shape)
+        part = all_of(shape)
+        return self.elements(name, part, 0, part.num_elements).view(shape)
 
     def equal(self, one: str, other: str) -> bool:
         """Whether two tensors of one shape have the same elements, in the dtype of the other."""
-        box, dtype = whole(self.stored[one].shape), getattr(torch, self.stored[other].dtype)
-        starts = range(0, box.num_elements, _COMPARED)
-        ranges = ((start, min(start + _COMPARED, box.num_elements)) for start in starts)
+        part, dtype = all_of(self.stored[one].shape), getattr(torch, self.stored[other].dtype)
+        starts = range(0, part.num_elements, _COMPARED)
+        ranges = ((start, min(start + _COMPARED, part.num_elements)) for start in starts)
         return all(
-            torch.equal(self.elements(one, box, *part).to(dtype), self.elements(other, box, *part))
-            for part in ranges
+            torch.equal(self.elements(one, part, *r).to(dtype), self.elements(other, part, *r))
+            for r in ranges
         )
 
     def read(self, piece: Piece, offset: int, length: int) -> bytearray:
@@ -116,11 +115,11 @@ class _StoredPiece:
         self.piece = piece
         self._saved: Tensor | None = None
 
-    def part(self, box: Box) -> Tensor:
+    def box(self, box: Box) -> Tensor:
         """A box of the piece, counted from its start."""
         piece, size = self.piece, self.dtype.itemsize
         if piece.form == "torch":
-            return self._loaded[_slices(box)]
+            return self._loaded[box.slices]
         strides = row_major(piece.box.size) if piece.strides is None else piece.strides
         if piece.form == "memory":
             begin = sum(s * stride for s, stride in zip(box.start, strides, strict=True))
@@ -159,16 +158,3 @@ def _loaded(data: bytearray, name: str, piece: Piece, dtype: torch.dtype) -> Ten
     if not isinstance(found, Tensor) or found.dtype != dtype or found.shape != piece.box.size:
         raise FileError(f"{piece.file} holds something else than {name} at byte {piece.offset}")
     return found
-
-
-def _places(box: Box, first: int, last: int) -> Iterator[tuple[int, Box]]:
-    """The boxes that a range consists of, and where each begins in it."""
-    at = 0
-    for part in boxes_in(box, first, last):
-        yield at, part
-        at += part.num_elements
-
-
-def _slices(box: Box) -> tuple[slice, ...]:
-    pairs = zip(box.start, box.size, strict=True)
-    return tuple(slice(start, start + size) for start, size in pairs)

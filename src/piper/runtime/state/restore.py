@@ -84,7 +84,7 @@ class _Updater:
         reader = PieceReader(stored)
         if held.form != "elements":
             return reader.tensor(key)
-        return reader.elements(key, held.box, held.first, held.last)
+        return reader.elements(key, held.part, held.first, held.last)
 
     def _put(self, into: Tensor, begin: int, held: Holding, values: Tensor) -> None:
         at = held.offset - begin

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from piper.stored.boxes import boxes_in, runs_in
+from piper.runtime.state.patch_views import patch_view
+from piper.stored.boxes import patches_in, runs_in
 from piper.stored.weight_files import Place
 from piper.stored.writers import Entry
 
@@ -43,20 +44,20 @@ def write_weights(
 def _write(file: int, place: Place, worker: Worker, entry: Entry) -> None:
     dtype = getattr(torch, place.dtype)
     shape = worker.plan.tensors[entry.tensor].shape
-    values = _values(worker, entry)
-    at = 0
-    for begin, num in _runs(entry, shape):
-        for part in values[at : at + num].split(CHUNK):
+    for begin, run in _runs(_values(worker, entry), entry, shape):
+        for part in run.split(CHUNK):
             data = part.detach().to("cpu", dtype).contiguous().view(torch.uint8).numpy()
             _write_all(file, memoryview(data), place.offset + begin * dtype.itemsize)
             begin += part.numel()
-        at += num
 
 
-def _runs(entry: Entry, shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Where an entry's elements lie in the whole tensor, one run after the other."""
-    for box in boxes_in(entry.box, entry.first, entry.last):
-        yield from runs_in(box, shape)
+def _runs(values: Tensor, entry: Entry, shape: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:
+    """An entry's elements as they lie in the whole tensor: from where on, and those of one run."""
+    for patch in patches_in(entry.part, entry.first, entry.last):
+        at, flat = 0, patch_view(values, patch).reshape(-1)
+        for begin, num in runs_in(patch.box, shape):
+            yield begin, flat[at : at + num]
+            at += num
 
 
 def _values(worker: Worker, entry: Entry) -> Tensor:

@@ -15,8 +15,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from piper.plan.holdings import Box
-from piper.stored.boxes import boxes_in
+from piper.runtime.state.patch_views import patch_view
+from piper.stored.boxes import Box, patches_in, within
 from piper.stored.stored_pieces import Piece, StoredTensor
 from piper.stored.writers import Entry
 
@@ -68,7 +68,7 @@ class Writing:
 
     def _write(self, file: Any, entry: Entry, tensor: Tensor) -> None:
         pieces = []
-        for box, part in _parts(entry, tensor):
+        for box, part in _boxes(entry, tensor):
             stream = io.BytesIO()
             torch.save(part.clone(), stream)
             data = stream.getbuffer()
@@ -102,18 +102,15 @@ def _copy(worker: Worker, entry: Entry) -> Tensor | None:
     return pinned.copy_(tensor, non_blocking=True)
 
 
-def _parts(entry: Entry, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
+def _boxes(entry: Entry, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
     """Boxes of the tensor that are not too large, and their elements."""
     if entry.whole:
         yield Box((0,) * tensor.dim(), tuple(tensor.shape)), tensor
         return
-    at = 0
     limit = PIECE_BYTES // tensor.element_size()
-    for box in boxes_in(entry.box, entry.first, entry.last):
-        for part in divided(box, limit):
-            num = part.num_elements
-            yield part, tensor[at : at + num].view(part.size)
-            at += num
+    for patch in patches_in(entry.part, entry.first, entry.last):
+        for box in divided(patch.box, limit):
+            yield box, patch_view(tensor, patch)[within(box, patch.box).slices]
 
 
 def divided(box: Box, limit: int) -> Iterator[Box]:

@@ -180,7 +180,10 @@ def _into_memory(call: Any) -> Collective:
         group: Any,
     ) -> Pending:
         into = transport.empty(exchange) if into is None else into
-        return Work(call(into, tensor, group=group, async_op=transport.aside), into, keep=tensor)
+        # Parts and wholes may differ in their number of dims, of which gloo knows nothing.
+        flat, part = into.view(-1), tensor.reshape(-1)
+        work = call(flat, part, group=group, async_op=transport.aside)
+        return Work(work, into, keep=part)
 
     return collective
 
@@ -224,12 +227,33 @@ def _all_to_all(
     return Work(work, into, keep=tensor)
 
 
+def _shift(
+    transport: DistributedTransport,
+    exchange: Exchange,
+    tensor: Tensor,
+    splits: Splits,
+    into: Tensor | None,
+    group: Any,
+) -> Pending:
+    """To the next rank of the group, or to the one before: all that a rank brings goes to one other."""
+    into = transport.empty(exchange) if into is None else into
+    size, place = len(exchange.ranks), exchange.ranks.index(exchange.rank)
+    onward = -1 if exchange.task.reverse else 1
+    part = tensor.reshape(-1)
+    send, receive = [0] * size, [0] * size
+    send[(place + onward) % size] = receive[(place - onward) % size] = part.numel()
+    aside = transport.aside
+    work = dist.all_to_all_single(into.view(-1), part, receive, send, group=group, async_op=aside)
+    return Work(work, into, keep=part)
+
+
 _REDUCE_SCATTER = _into_memory(reduce_scatter_single)
 COLLECTIVES: dict[str, Collective] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _into_memory(all_gather_single),
     "all_to_all": _all_to_all,
+    "shift": _shift,
 }
 
 

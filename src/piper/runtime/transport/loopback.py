@@ -110,12 +110,14 @@ class Round:
     splits: dict[int, list[list[int]] | None] = field(default_factory=dict)
     results: dict[int, Tensor] = field(default_factory=dict)
     completed: bool = False
+    reverse: bool = False
 
     def join(self, exchange: Exchange, tensor: Tensor, splits: list[list[int]] | None) -> None:
         send, receive = splits or (None, None)
         if splits and exchange.task.reverse:
             send, receive = receive, send
         self.brought[exchange.rank] = tensor
+        self.reverse = exchange.task.reverse
         self.splits[exchange.rank] = [send, receive] if send and receive else None
 
     def complete(self, kind: str) -> None:
@@ -160,12 +162,19 @@ def _all_to_all(round: Round) -> list[Tensor]:
     return [torch.cat([sent[index] for sent in rows]) for index in range(len(round.ranks))]
 
 
+def _shift(round: Round) -> list[Tensor]:
+    brought = [round.brought[rank] for rank in round.ranks]
+    before = 1 if round.reverse else -1
+    return [brought[(at + before) % len(brought)].clone() for at in range(len(brought))]
+
+
 # Per kind, what each rank gets, in the order of ranks, of what all have brought.
 COLLECTIVES: dict[str, Callable[[Round], list[Tensor]]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
+    "shift": _shift,
 }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from piper.errors import RunError
 from piper.plan.holdings import Holding, What, holdings
 from piper.plan.types import Plan
+from piper.runtime.state.patch_views import patch_view
+from piper.stored.boxes import patches_in
 
 ByRank = Sequence[dict[str, Tensor]]  # per rank, its elements by the keys of its holdings
 
@@ -67,24 +69,20 @@ class _Puzzle:
         self._known = torch.zeros(self._whole.shape, dtype=torch.bool)
         for held, tensor in pieces:
             if alone:
-                self._put((), (0, self._whole.numel()), tensor)
-            else:
-                pairs = zip(held.box.start, held.box.size, strict=True)
-                box = tuple(slice(start, start + size) for start, size in pairs)
-                self._put(box, (held.first, held.last), tensor)
+                self._put((), tensor.detach().cpu())
+                continue
+            mine = tensor.detach().cpu().reshape(-1)
+            for patch in patches_in(held.part, held.first, held.last):
+                self._put(patch.box.slices, patch_view(mine, patch))
         self._missing = int((~self._known).sum())
         del self._known
 
-    def _put(self, box: tuple[slice, ...], range: tuple[int, int], tensor: Tensor) -> None:
+    def _put(self, box: tuple[slice, ...], mine: Tensor) -> None:
         """Set the elements that are not known yet, and compare the others bit by bit."""
-        first, last = range
-        whole, known = self._whole[box].reshape(-1), self._known[box].reshape(-1)
-        mine, here = tensor.detach().cpu().reshape(-1), known[first:last]
-        self.differs |= not torch.equal(whole[first:last][here], mine[here])
-        whole[first:last] = torch.where(here, whole[first:last], mine)
-        known[first:last] = True
-        self._whole[box] = whole.view(self._whole[box].shape)
-        self._known[box] = known.view(self._known[box].shape)
+        whole, known = self._whole[box], self._known[box]
+        self.differs |= not torch.equal(whole[known], mine[known])
+        whole.copy_(torch.where(known, whole, mine))
+        known.fill_(True)
 
     def whole(self) -> Tensor:
         if self._missing:

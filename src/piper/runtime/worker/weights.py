@@ -14,7 +14,9 @@ from piper.errors import RunError
 from piper.plan.holdings import Holding
 from piper.plan.types import ModelTensor, Plan
 from piper.runtime.state.given import NOTHING, Given
+from piper.runtime.state.patch_views import patch_view
 from piper.runtime.state.read_pieces import PieceReader
+from piper.stored.boxes import patches_in
 from piper.stored.stored_pieces import StoredState
 
 
@@ -49,7 +51,7 @@ class Weights:
         if name in self.given.names:
             return self._given(held.key)
         if name in self.reader.stored:
-            return self.reader.elements(name, held.box, held.first, held.last)
+            return self.reader.elements(name, held.part, held.first, held.last)
         return elements_of(self._made(held.tensor), held)
 
     def whole(self, name: str) -> Tensor:
@@ -85,9 +87,10 @@ def initial_value(tensor: ModelTensor, bodies: Mapping[str, str], *, seed: int) 
 
 def elements_of(whole: Tensor, held: Holding) -> Tensor:
     """The elements of a holding, one after the other, out of the whole tensor."""
-    pairs = zip(held.box.start, held.box.size, strict=True)
-    box = whole[tuple(slice(start, start + size) for start, size in pairs)]
-    return box.reshape(-1)[held.first : held.last]
+    flat = torch.empty(held.last - held.first, dtype=whole.dtype)
+    for patch in patches_in(held.part, held.first, held.last):
+        patch_view(flat, patch).copy_(whole[patch.box.slices])
+    return flat
 
 
 def _seed(seed: int, key: str) -> int:

@@ -178,7 +178,7 @@ class Worker:
         """What lies in a slot, whatever its number is."""
         slot = self.me.slots[index]
         held = held_in(self.plan, self.me, index)
-        pieces = tuple((h.what, h.tensor, h.box, h.first, h.last, h.offset) for h in held)
+        pieces = tuple((h.what, h.tensor, h.part, h.first, h.last, h.offset) for h in held)
         return (slot.kind, slot.shape, slot.dtype, pieces)
 
     def _fill_constants(self, trained: Worker | None) -> None:
@@ -189,6 +189,8 @@ class Worker:
                 self.put(index, self._empty(slot).zero_() if known is None else known)
             elif slot.kind == "constant":
                 self.put(index, self._empty(slot).fill_(float(slot.source)))
+            elif slot.kind == "coordinate":
+                self.put(index, self._empty(slot).fill_(self.me.coordinates[slot.source]))
         self.pooled = pooled_tensors(self.me.slots, self.device)
 
     @property
@@ -327,7 +329,7 @@ class Worker:
         if whole is None or held.form != "elements":
             return whole
         flat = whole.detach().reshape(-1)[start : start + held.last - held.first]
-        return flat.view(held.box.size) if held.is_whole_box else flat
+        return flat.view(held.part.size) if held.is_whole else flat
 
     def _last_gradient(self, index: int) -> Tensor:
         """What the last step has left of a gradient, by whichever plan; zeros before the first one."""

@@ -1,0 +1,80 @@
+"""tensor_cuts: a graph and its directives in; how code is cut along axes that share tensors, out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from piper.directives.shard_tensor import LEAF, ShardTensor
+from piper.errors import TensorError
+from piper.frontend.tensor_cut import TensorCut
+from piper.ir.attention_forms import AttentionForm
+from piper.ir.graph import Graph
+from piper.ir.history import Record
+from piper.ir.layouts import Split
+
+
+def tensor_cuts(logical: Graph, history: Sequence[Record]) -> tuple[TensorCut, ...]:
+    """A cut per axis of several ranks; none where nothing shares tensors."""
+    origins: dict[str, set[int]] = {}
+    for node in logical.chunks:
+        for owner in node.owners:
+            if owner.shares == "tensors":
+                origins.setdefault(owner.axis, set()).add(owner.origin)
+    sizes = dict(logical.mesh.axes)
+    cuts = [
+        _cut(logical, axis, sizes[axis], [history[number] for number in sorted(origins[axis])])
+        for axis in logical.mesh.names
+        if axis in origins and sizes[axis] > 1
+    ]
+    # Where leaves are cut, all code is: the rest is cut as one of those ranks sees it.
+    of_leaves = [cut for cut in cuts if cut.batch]
+    others = [cut for cut in cuts if not cut.batch]
+    # The ranks that those cut parameters over have their own heads, and share them out further.
+    blocks = math.prod(cut.size for cut in others if cut.params)
+    shared = (replace(c, attention=replace(c.attention, head_blocks=blocks)) for c in of_leaves)
+    return (*shared, *others)
+
+
+def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorCut:
+    for node in logical.chunks:
+        if all(owner.axis != axis or owner.shares != "tensors" for owner in node.owners):
+            raise TensorError(
+                f"{node.name} shares no tensors along {axis}, but other chunks do",
+                call=records[0].call,
+                requirement=2,
+                legal=f'shard_tensor(where(), over="{axis}", ...) for all chunks; params={{}} where '
+                "all ranks compute alike",
+            )
+    marks: dict[str, int] = {}
+    leaves: dict[str, int] = {}
+    attention = _attention(axis, records)
+    for record in records:
+        directive = record.directive
+        assert isinstance(directive, ShardTensor)
+        marks |= {f"{LEAF}{leaf}": dim for leaf, dim in (directive.sequence or {}).items()}
+        leaves |= {f"{LEAF}{leaf}": dim for leaf, dim in (directive.batch or {}).items()}
+    params = {
+        name: way
+        for name, value in logical.values.items()
+        if value.role == "param"
+        for along, way in value.cut
+        if along == axis and isinstance(way, Split)
+    }
+    sequence, batch = (tuple(sorted(each.items())) for each in (marks, leaves))
+    cut = tuple(sorted(params.items()))
+    return TensorCut(axis, size, cut, sequence, batch, attention, records[0].call)
+
+
+def _attention(axis: str, records: list[Record]) -> AttentionForm:
+    """The form on which all directives for an axis agree."""
+    asked = {r.directive.attention: r for r in records if isinstance(r.directive, ShardTensor)}
+    if len(asked) > 1:
+        raise TensorError(
+            f"attention={' and '.join(map(repr, asked))} along {axis}",
+            call=records[-1].call,
+            requirement=6,
+            legal="one form of attention for all chunks",
+        )
+    return AttentionForm(next(iter(asked)))

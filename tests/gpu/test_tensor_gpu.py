@@ -1,0 +1,38 @@
+"""Cut tensors on NCCL ranks that share a GPU: training is that of one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from piper.strategies import parallel
+from piper.training.verify import compare
+from tests.gpu.conftest import GetPool
+from tests.tensor_zoo import batches_of, program_of, reference_of
+from tests.zoo import ADAMW
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.xdist_group("gpu"),
+]
+
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    ("dense", {"tp": 4}),
+    ("rms", {"tp": 4, "sp": True}),
+    ("dropout", {"tp": 2, "sp": True, "dp": 2, "zero": 3, "microbatches": 2}),
+    ("tied", {"tp": 2, "sp": True, "pp": 2, "microbatches": 4, "schedule": "zb_h1"}),
+    ("experts", {"tp": 2, "dp": 2, "ep": 2, "microbatches": 2}),
+    ("counted", {"cp": 2, "tp": 2}),
+    ("dense", {"cp": 4}),
+]
+
+
+@pytest.mark.parametrize(("name", "degrees"), ROWS, ids=str)
+def test_trains_like_one_device(pool: GetPool, name: str, degrees: dict[str, Any]) -> None:
+    strategy = parallel(**degrees)
+    job = program_of(name).apply(strategy).lower(optimizer=ADAMW, device="cuda", clip=0.1)
+    with job.launch(pool(4)) as run:
+        errors = compare(run, batches_of(name), reference_of(name, job))
+    assert errors.exact, errors
