@@ -152,7 +152,7 @@ def tensor_parallel(ranked: Ranked, regime: str, *, tp: int, sequence: bool) -> 
             if sequence:
                 plan[f"layers.{number}.norm{1 if half == 'attention' else 2}"] = SequenceParallel()
     module = parallelize_module(ranked.whole(), mesh["tp"], plan)
-    optimizer = ranked.optimizer(module.parameters())
+    optimizer = ranked.optimizer(_by_kind(module))
     data = mesh["dp"].get_group()
     place, places = mesh["dp"].get_local_rank(), mesh["dp"].size()
     num, rows = ranked.sizes.microbatches // places, ranked.sizes.rows
@@ -176,6 +176,14 @@ def tensor_parallel(ranked: Ranked, regime: str, *, tp: int, sequence: bool) -> 
         return float(total)
 
     return one
+
+
+def _by_kind(module: nn.Module) -> list[dict[str, Any]]:
+    """Groups of DTensors and of others, which one call of a fused optimizer does not take together."""
+    kinds: dict[type, list[nn.Parameter]] = {}
+    for param in module.parameters():
+        kinds.setdefault(type(param.data), []).append(param)
+    return [{"params": params} for params in kinds.values()]
 
 
 def pipelined(

@@ -76,7 +76,8 @@ def own_part(
 
 def padded(graph: fx.Graph, part: fx.Node, dims: int, size: int, place: fx.Node) -> fx.Node:
     """A part of so many dims -> [size, *local]: zeros but for the entry at `place`."""
-    ranks = _call(graph, aten.arange.default, size)
+    # The device is named: bodies replace it by their own.
+    ranks = graph.call_function(aten.arange.default, (size,), {"device": torch.device("cpu")})
     here = _call(graph, aten.eq.Tensor, ranks, place)
     here = _call(graph, aten.reshape.default, here, [size, *[1] * dims])
     return _call(
