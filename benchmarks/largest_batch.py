@@ -3,8 +3,9 @@
 Two stages on two data ranks each, 1F1B, float32 masters and reductions on both sides, the model and
 the processes of peers.py. A side's batch grows by the rows of a microbatch until its fullest rank would
 hold more than `--limit`. Piper knows that from plans; the largest that fits is run. Of a peer the peak
-is measured, at a few sizes along the line through the first two. `equal` sides compute nothing again in
-backwards, as the peers; `chosen` is Piper with the limit alone.
+is measured, at a few sizes along the line through the first two. Both sides are run with layers that
+backwards compute again, of which only inputs are kept, and with nothing computed again; `chosen` is
+Piper with the limit alone.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ from piper.api.job import Job
 from piper.errors import CheckError
 from piper.ir.form.byte_sizes import parse_size, show_size
 
-PEERS = {"PP2 x FSDP2, not resharding": "pp_fsdp2_whole", "PP2 x FSDP2, resharding": "pp_fsdp2"}
-EQUAL, CHOSEN = "everything", None
+KEEPS = {"computed again": "nothing", "all kept": "everything", "chosen": None}
+PEERS = {
+    f"PP2 x FSDP2, {resharding}, {how}": name + ("_again" if keep == "nothing" else "")
+    for how, keep in KEEPS.items()
+    if keep is not None
+    for resharding, name in (("not resharding", "pp_fsdp2_whole"), ("resharding", "pp_fsdp2"))
+}
 OURS = {
     f"Piper PP2 x ZeRO-{zero}, {how}": (zero, keep)
+    for how, keep in KEEPS.items()
     for zero in (2, 3)
-    for how, keep in (("equal", EQUAL), ("chosen", CHOSEN))
 }
 
 
@@ -164,6 +170,7 @@ def arguments() -> Any:
     parser.add_argument("--limit", default="12GiB", help="of each rank")
     parser.add_argument("--most", type=int, default=64, help="rows of a microbatch")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--sides", default="", help="parts of their names, as in A,B")
     parser.add_argument("--json", default="largest-batch.json", metavar="FILE")
     return parser.parse_args()
 
@@ -174,12 +181,15 @@ def main() -> None:
     name = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
     found: dict[str, Any] = {"torch": torch.__version__, "device": name, "limit": asked.limit}
     rows: dict[str, Any] = {}
+    chosen = [s for s in (*PEERS, *OURS) if any(part in s for part in given.sides.split(","))]
     with Kept(asked.device) as kept:
-        for label, (zero, keep) in OURS.items():
-            rows[label] = measure_piper(zero, keep, asked, kept)
-        for label, peer in PEERS.items():
-            rows[label] = measure_peer(peer, asked, kept)
-    Path(given.json).write_text(json.dumps(found | {"rows": rows}, indent=1))
+        for label in chosen:
+            if label in PEERS:
+                rows[label] = measure_peer(PEERS[label], asked, kept)
+            else:
+                rows[label] = measure_piper(*OURS[label], asked, kept)
+            Path(given.json).write_text(json.dumps(found | {"rows": rows}, indent=1))
+            print(line(label, rows[label], asked), flush=True)
     print(f"torch {found['torch']}, {found['device']}, at most {show_size(asked.limit)} a rank\n")
     print(HEAD)
     for label, row in rows.items():

@@ -16,6 +16,7 @@ from deepspeed_zero import deepspeed_zero
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.checkpoint import checkpoint
 from torch_variants import SCHEDULES, Ranked, Step, data_parallel, num_stages, pipeline, stages_of
 from transformer import Batch, ExpertLayer, Stage, loss_of
 
@@ -103,6 +104,23 @@ def shard(module: nn.Module, mesh: DeviceMesh, ranked: Ranked, regime: str, **op
     for layer in layers.values() if isinstance(layers, nn.ModuleDict) else layers:
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
+
+
+class Again(nn.Module):
+    """A layer of which only the input is kept: its backward computes the rest again."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return checkpoint(self.module, *inputs, use_reentrant=False)
+
+
+def keep_inputs(module: nn.Module) -> None:
+    layers: Any = module.layers
+    for name, layer in list(layers.named_children()):
+        layers._modules[name] = Again(layer)
 
 
 def fsdp2(ranked: Ranked, regime: str) -> Step:
@@ -228,13 +246,15 @@ def pipelined(
     return one
 
 
-def pp_fsdp2(ranked: Ranked, regime: str, *, reshard: bool) -> Step:
+def pp_fsdp2(ranked: Ranked, regime: str, *, reshard: bool, again: bool) -> Step:
     """1F1B over two stages, each sharded over two ranks. The pipeline's runtime reduces gradients once,
-    after the last backward."""
+    after the last backward. `again`: backwards compute layers again."""
     mesh = mesh_of(ranked.device.type, pp=2, dp=2)
 
     def make(number: int, total: int) -> nn.Module:
         module = ranked.stage(number, total)
+        if again:
+            keep_inputs(module)
         shard(module, mesh["dp"], ranked, regime, reshard_after_forward=reshard)
         return module
 
@@ -335,8 +355,8 @@ def _with_gradient(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def make_parallel(name: str, ranked: Ranked) -> Step:
-    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2, pp_fsdp2_whole; tp2 or tp4, or tp2_sp; pp: or
-    experts: and a schedule; or deepspeed: and a level of ZeRO."""
+    """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2 and pp_fsdp2_whole, also with _again; tp2 or
+    tp4, or tp2_sp; pp: or experts: and a schedule; or deepspeed: and a level of ZeRO."""
     variant, _, regime = name.partition("@")
     if variant.startswith("pp:"):
         schedule = variant.partition(":")[2]
@@ -349,5 +369,6 @@ def make_parallel(name: str, ranked: Ranked) -> Step:
         sequence = variant.endswith("_sp")
         return tensor_parallel(ranked, regime, tp=int(variant[2]), sequence=sequence)
     if variant.startswith("pp_fsdp2"):
-        return pp_fsdp2(ranked, regime, reshard=variant == "pp_fsdp2")
+        again = variant.endswith("_again")
+        return pp_fsdp2(ranked, regime, reshard="whole" not in variant, again=again)
     return {"plain": alone, "ddp": ddp, "fsdp2": fsdp2}[variant](ranked, regime)
