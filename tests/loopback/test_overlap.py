@@ -88,8 +88,15 @@ def _issued_behind(graph: Graph, turns: Sequence[str], index: int) -> list[Node]
     return found
 
 
+def _exchanged_behind(graph: Graph, turns: Sequence[str], index: int) -> list[Node]:
+    """Without messages to other stages, which nobody here waits for."""
+    behind = _issued_behind(graph, turns, index)
+    return [node for node in behind if not (isinstance(node, Comm) and node.comm == "send")]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_members_take_turns(device: str) -> None:
+    """A turn lasts until a chunk that communication follows."""
     graph = _graph_for(device)
     assert len(graph.overlaps) >= 2 * 2  # on each rank
     for turns in graph.overlaps:
@@ -98,9 +105,10 @@ def test_members_take_turns(device: str) -> None:
         position = _positions(graph)
         assert sorted(turns, key=position.__getitem__) == list(turns)
         left = {member: members.count(member) for member in set(members)}
-        for one, other in pairwise(members):
+        for index, (one, other) in enumerate(pairwise(members)):
             left[one] -= 1
-            assert one != other or 0 in left.values()
+            over = one != other or 0 in left.values()
+            assert over == (0 in left.values() or bool(_exchanged_behind(graph, turns, index)))
 
 
 def test_on_cpu_all_communication_goes_before_the_other_ones_turn() -> None:
@@ -189,11 +197,8 @@ def test_without_communication_a_group_is_concatenation() -> None:
         job = program_of("moe").apply(_pairs(ep)).lower(optimizer=ADAMW)
         (group, _) = job.graph.overlaps
         microbatches = [job.graph.nodes[name].tag("MB") for name in group]
-        half = len(group) // 2
-        if alternating:
-            assert microbatches == [0, 1] * half
-        else:
-            assert microbatches == [0] * half + [1] * half
+        changes = sum(one != other for one, other in pairwise(microbatches))
+        assert (changes > 1) == alternating
         batches = batches_of("moe")[:1]
         with job.launch("loopback", adversary=True) as run:
             assert compare(run, batches, train_one_device(job, batches)).exact

@@ -13,7 +13,7 @@ import msgspec
 
 from piper.errors import Call, OrderError
 from piper.ir.graph import Graph, Order, OrderEdge
-from piper.ir.order.overlap import issue_edges, talks
+from piper.ir.order.overlap import issue_edges, talking
 from piper.ir.order.sorting import find_cycle, find_path, rewired
 from piper.ir.select import Selector, select
 from piper.mesh import Slice
@@ -116,11 +116,25 @@ def _selected(graph: Graph, selector: Selector, order: Order, call: Call) -> lis
 
 
 def _take_turns(graph: Graph, members: list[list[str]]) -> list[str]:
-    """Members alternate if any of them communicates, so that one hides behind the other."""
-    chunks = [name for member in members for name in member]
-    if graph.level == "physical" and not any(talks(graph, name) for name in chunks):
-        return chunks
-    return [name for turn in zip_longest(*members) for name in turn if name is not None]
+    """Members alternate if any of them communicates, so that one hides behind the other. A turn lasts
+    until a chunk that communication follows; what comes before it has nothing to hide."""
+    ends = [set(member) for member in members]  # all that a logical graph knows
+    if graph.level == "physical":
+        ends = [talking(graph, member) for member in members]
+        if not any(ends):
+            return [name for member in members for name in member]
+    turns = [_parted(member, behind) for member, behind in zip(members, ends, strict=True)]
+    return [name for each in zip_longest(*turns, fillvalue=[]) for turn in each for name in turn]
+
+
+def _parted(names: Sequence[str], behind: set[str]) -> list[list[str]]:
+    """Names in runs, each of which ends with one of `behind`, or is the last."""
+    runs: list[list[str]] = [[]]
+    for name in names:
+        runs[-1].append(name)
+        if name in behind:
+            runs.append([])
+    return runs
 
 
 def _refuse_cycle(

@@ -10,9 +10,15 @@ from piper.ir.graph import Graph, OrderEdge
 from piper.ir.nodes import TRACED, Chunk, Comm, Node, Read
 
 
-def talks(graph: Graph, name: str) -> bool:
-    """Whether communication follows from a chunk alone."""
-    return bool(_following(graph, name, {name}))
+def talking(graph: Graph, member: Sequence[str]) -> set[str]:
+    """The chunks of a member of a group that communication follows."""
+    known = _predecessors_in_turns(graph, member)
+    found: set[str] = set()
+    for name in member:
+        known.add(name)
+        if _following(graph, name, known):
+            found.add(name)
+    return found
 
 
 def issue_edges(graph: Graph, turns: Sequence[str], *, device: str) -> list[OrderEdge]:
