@@ -114,6 +114,7 @@ ROWS = (
     *(_tensors(tp, sequence) for tp in (4, 2) for sequence in (False, True)),
     *(_experts(schedule) for schedule in ("1f1b", "interleaved_1f1b", "dualpipev")),
     *(_pipeline(schedule) for schedule in ("1f1b", "zbv", "dualpipev")),
+    replace(_pipeline("zb_h2"), peers=("pp:1f1b",), stages=RANKS),  # torch has none of that name
 )  # fmt: skip
 
 

@@ -136,19 +136,22 @@ def layer_of(sizes: Sizes) -> type[nn.Module]:
 
 
 class Transformer(nn.Module):
-    """Tagged in `num_stages` equal parts; its parameters have the same names for any number."""
+    """Tagged in `num_stages` equal parts, or not at all if there are 0; its parameters have the same
+    names for any number."""
 
     def __init__(self, sizes: Sizes, num_stages: int) -> None:
         super().__init__()
         self.num_stages = num_stages
         layer = layer_of(sizes)
         self.embed = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.layers = nn.ModuleList(layer(sizes) for _ in range(sizes.layers))
+        self.layers = nn.Sequential(*(layer(sizes) for _ in range(sizes.layers)))
         self.norm = nn.LayerNorm(sizes.width)
         self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
         self.to(getattr(torch, sizes.dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.num_stages:
+            return self.head(self.norm(self.layers(self.embed(x))))
         size = len(self.layers) // self.num_stages
         for stage in range(self.num_stages):
             with piper.annotate("PP"):
@@ -188,7 +191,7 @@ class Stage(nn.Module):
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     logits = logits.flatten(0, 1)
-    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, labels.flatten())
 
 

@@ -183,8 +183,8 @@ def test_the_history_is_code_that_gives_the_same_plan(schedule: str) -> None:
     strategy = parallel(pp=2, dp=2, ep=2, schedule=schedule, microbatches=4)
     applied = program.apply(strategy)
     code = history_as_code(applied.history)
-    num = 2 if schedule == "1f1b" else 4
-    assert f"    s.cut('PP', {num})\n" in code
+    cut = "'PP', 2" if schedule == "1f1b" else "'PP', 4, together=((0, 2), (1, 3))"
+    assert f"    s.cut({cut})\n" in code
     names: dict[str, Any] = {}
     exec(code, names)
     again = program.apply(names["strategy"])

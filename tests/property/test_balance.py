@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper.cost.balance import balanced, largest
+from piper.cost.balance import balanced, balanced_together, largest, largest_group
 
 
 @given(
@@ -33,3 +33,21 @@ def test_the_largest_part_is_the_smallest_possible(costs: list[float], num: int)
 def test_other_parts_are_balanced_too() -> None:
     assert balanced([1.0] * 12, 4) == [0, 3, 6, 9]
     assert balanced([1.0, 1.0, 1.0, 1.0, 4.0], 3) == [0, 2, 4]
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=4, max_size=12), st.permutations(range(4)))
+def test_groups_are_no_worse_than_those_of_balanced_parts(
+    costs: list[float], order: list[int]
+) -> None:
+    together = [order[:2], order[2:]]
+    found = balanced_together(costs, 4, together)
+    assert found[0] == 0 and found == sorted(set(found)) and found[-1] < len(costs)
+    before = largest_group(costs, balanced(costs, 4), together)
+    assert largest_group(costs, found, together) <= before * (1 + 1e-8)
+
+
+def test_parts_of_a_group_make_room_for_each_other() -> None:
+    """A stage with a heavy head: the other one on its device is smaller."""
+    costs, together = [1.0] * 15 + [4.0], [(0, 7), (1, 6), (2, 5), (3, 4)]
+    assert largest_group(costs, balanced(costs, 8), together) == 7.0
+    assert largest_group(costs, balanced_together(costs, 8, together), together) == 5.0

@@ -77,11 +77,17 @@ class Stages:
         )
 
     def __call__(
-        self, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call
+        self,
+        tag: str,
+        num: int,
+        *,
+        costs: Mapping[str, float] | None,
+        together: Sequence[Sequence[int]] | None,
+        call: Call,
     ) -> Graph:
         source = self._source(call)
         capture = source.captured(source.batch_size)
-        self.cut = choose_stages(capture, tag, num, costs=costs, call=call)
+        self.cut = choose_stages(capture, tag, num, costs=costs, together=together, call=call)
         graph = source.graph(Cuts(stages=self.cut))
         verify(graph)
         return graph

@@ -21,13 +21,15 @@ class Cut(Directive, frozen=True):
     bytes; `costs={"layers.0": 0.002, ...}` gives measured ones instead, in seconds by module path (code
     outside of those modules then costs nothing). `costs="measure"` measures them: modules run alone on
     this machine's device, with `rows` samples or the whole example batch. The history keeps what was
-    measured. Inner tags stay: experts nest in their stage.
+    measured. Inner tags stay: experts nest in their stage. `together=((0, 3), (1, 2))` says which
+    stages will lie on one device: then devices are what is balanced.
 
     Requires:
         1. No node has the tag.
         2. `num` is at least 1, and the model runs through at least so many modules that can be cut
            apart: a change in place is never cut off from what it changes, nor a tagged region in two.
         3. Only mesh and stream come before it.
+        4. `together` names every stage once.
 
     Rewrite:
         s.cut('PP', 2)
@@ -55,6 +57,7 @@ class Cut(Directive, frozen=True):
     num: int
     costs: Mapping[str, float] | Literal["measure"] | None = None
     rows: int | None = None
+    together: tuple[tuple[int, ...], ...] | None = None
     recuts: ClassVar[bool] = True
 
     def settled(self, graph: Graph, site: Site) -> Cut:
@@ -68,7 +71,9 @@ class Cut(Directive, frozen=True):
     def rewrite(self, graph: Graph, site: Site) -> Graph:
         self._check(graph, site)
         assert site.stages is not None and not isinstance(self.costs, str)
-        cut = site.stages(self.tag, self.num, costs=self.costs, call=site.call)
+        cut = site.stages(
+            self.tag, self.num, costs=self.costs, together=self.together, call=site.call
+        )
         return msgspec.structs.replace(cut, mesh=graph.mesh, streams=graph.streams)
 
     def _check(self, graph: Graph, site: Site) -> None:
@@ -89,6 +94,15 @@ class Cut(Directive, frozen=True):
                 requirement=2,
                 legal="at least 1 stage",
             )
+        if self.together is not None:
+            named = sorted(stage for group in self.together for stage in group)
+            if named != list(range(self.num)):
+                raise CutError(
+                    f"together={self.together} of {self.num} stages",
+                    call=call,
+                    requirement=4,
+                    legal=f"groups in which each of 0 to {self.num - 1} stands once",
+                )
         early = [r.call for r in site.before if r.directive.kind not in _MAY_PRECEDE]
         if early:
             raise CutError(

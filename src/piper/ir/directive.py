@@ -25,7 +25,13 @@ class Stages(Protocol):
     """The program as a graph in stages, cut anew from its source."""
 
     def __call__(
-        self, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call
+        self,
+        tag: str,
+        num: int,
+        *,
+        costs: Mapping[str, float] | None,
+        together: Sequence[Sequence[int]] | None,
+        call: Call,
     ) -> Graph: ...
 
     def measured(self, num: int, *, rows: int | None, call: Call) -> dict[str, float]: ...

@@ -101,8 +101,14 @@ def parallel(
             by_costs = machine is not None and takes_costs(schedule)
             first: Schedulable = "1f1b" if by_costs and schedule == "auto" else schedule
             if not s.tags.get(stage_tag):
-                num = _table(first, pp, microbatches, 0).num_stages
-                s.cut(stage_tag, num, costs=costs, rows=_rows(s, dp * microbatches, costs))
+                uncut = _table(first, pp, microbatches, 0)
+                s.cut(
+                    stage_tag,
+                    uncut.num_stages,
+                    costs=costs,
+                    rows=_rows(s, dp * microbatches, costs),
+                    together=_together(uncut),
+                )
             regions = s.tags[stage_tag]
             table = _table(first, pp, microbatches, len(regions))
             stages = _stages(table, regions, stage_tag)
@@ -170,6 +176,14 @@ def _stages(table: Table, regions: list[int], tag: str) -> list[list[int]]:
             legal=f'tag a multiple of {table.num_stages} regions with annotate("{tag}")',
         )
     return [regions[i : i + size] for i in range(0, len(regions), size)]
+
+
+def _together(table: Table) -> tuple[tuple[int, ...], ...] | None:
+    """The stages of each rank, if some rank has several and each stage is in one such group."""
+    ranks = (sorted({a.stage for cell in row for a in cell.actions}) for row in table.rows)
+    groups = tuple(dict.fromkeys(map(tuple, ranks)))
+    once = sum(map(len, groups)) == table.num_stages
+    return groups if once and len(groups) < table.num_stages else None
 
 
 def _place(s: Schedule, mesh: Mesh, table: Table, stages: list[list[int]], tag: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from piper.bodies.captured_nodes import numbered, plain_code
-from piper.cost.balance import balanced, largest
+from piper.cost.balance import Together, balanced_together, largest_group
 from piper.errors import Call, CutError, did_you_mean
 from piper.frontend.capture.capture import Capture
 from piper.frontend.cut.node_costs import node_costs
@@ -46,9 +46,16 @@ class StageCut:
 
 
 def choose_stages(
-    capture: Capture, tag: str, num: int, *, costs: Mapping[str, float] | None, call: Call
+    capture: Capture,
+    tag: str,
+    num: int,
+    *,
+    costs: Mapping[str, float] | None,
+    together: Together | None,
+    call: Call,
 ) -> StageCut:
-    """Cut at boundaries of modules so that the costliest stage is as cheap as possible.
+    """Cut at boundaries of modules so that the costliest stage, or the costliest of those that lie
+    together, is as cheap as possible.
 
     Costs are estimated, or given in seconds by module path; then other code costs nothing. Modules
     are opened as far as that helps, equal ones together.
@@ -60,8 +67,9 @@ def choose_stages(
     if costs is not None:
         per_node = _given(per_node, units, costs, capture, call)
     fixed = inseparable(nodes, capture) | _inside_regions(nodes, capture)
+    groups = together or [(stage,) for stage in range(num)]
     for narrow in (crossing_bytes(nodes), None):
-        best, count = _best(units, per_node, num, fixed, narrow)
+        best, count = _best(units, per_node, groups, fixed, narrow)
         if best:
             return StageCut(tag, (0, *(numbers[nodes[start]] for start in best[1:])))
     raise CutError(
@@ -107,7 +115,7 @@ def _estimated(capture: Capture, nodes: Sequence[fx.Node]) -> list[float]:
 def _best(
     units: Units,
     per_node: Sequence[float],
-    num: int,
+    together: Together,
     fixed: set[int],
     crossing: Sequence[int] | None,
 ) -> tuple[list[int], int]:
@@ -115,13 +123,15 @@ def _best(
     best: list[int] = []
     bound = float("inf")
     count = 1
+    num = sum(map(len, together))
     for _, starts in _levels(units, per_node, num, fixed, crossing):
         count = len(starts)
         if count >= num:
             sums = _sums(per_node, starts)
-            most = largest(sums, num)
+            begins = balanced_together(sums, num, together)
+            most = largest_group(sums, begins, together)
             if not best or most * _WORTH < bound:
-                best, bound = [starts[i] for i in balanced(sums, num)], most
+                best, bound = [starts[i] for i in begins], most
     return best, count
 
 
