@@ -5,13 +5,15 @@ the processes of peers.py. A side's batch grows by the rows of a microbatch unti
 hold more than `--limit`. Piper knows that from plans; the largest that fits is run. Of a peer the peak
 is measured, at a few sizes along the line through the first two. Both sides are run with layers that
 backwards compute again, of which only inputs are kept, and with nothing computed again; `chosen` is
-Piper with the limit alone.
+Piper with the limit alone. With `--limit least` the limit is the least, in tenths of a GiB, under which
+the first of the sides trains one row at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -124,6 +126,8 @@ def measure_peer(name: str, asked: Asked, kept: Kept) -> dict[str, Any]:
             tell(f"{name}, {rows} rows: {show_size(int(runs[rows]['peak']))}")
         return float(runs[rows]["peak"])
 
+    if not asked.limit:
+        return {"peak": peak(1)}
     rows = along_a_line(peak, asked.limit, asked.most)
     return {"rows": rows, **runs.get(rows, {})}
 
@@ -177,12 +181,17 @@ def arguments() -> Any:
 
 def main() -> None:
     given = arguments()
-    asked = Asked(given.device, parse_size(given.limit), given.most, given.steps)
+    limit = 0 if given.limit == "least" else parse_size(given.limit)
+    asked = Asked(given.device, limit, given.most, given.steps)
     name = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
-    found: dict[str, Any] = {"torch": torch.__version__, "device": name, "limit": asked.limit}
+    found: dict[str, Any] = {"torch": torch.__version__, "device": name}
     rows: dict[str, Any] = {}
     chosen = [s for s in (*PEERS, *OURS) if any(part in s for part in given.sides.split(","))]
     with Kept(asked.device) as kept:
+        if not asked.limit:
+            tenths = math.ceil(measure_peer(PEERS[chosen[0]], asked, kept)["peak"] * 10 / 2**30)
+            asked = replace(asked, limit=tenths * 2**30 // 10)
+        found["limit"] = asked.limit
         for label in chosen:
             if label in PEERS:
                 rows[label] = measure_peer(PEERS[label], asked, kept)
