@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from largest_batch import HEAD, Asked, line
 from peers import ROWS, Options, table
 
+from piper.ir.form.byte_sizes import show_size
+
 DOCS = Path(__file__).parents[1] / "docs"
+LARGEST = Path(__file__).parent / "results" / "largest_batch_gpu.json"
 
 
 def write(files: list[str], options: Options) -> None:
@@ -21,8 +25,17 @@ def write(files: list[str], options: Options) -> None:
         parts.append(f"torch {found['torch']}, {found['device']}.\n\n{table(found, options)}")
         parts.append("\n".join(verdicts(found)))
     made = "Made by `python benchmarks/peers.py --page FILES` from files of `--json`."
-    page = about.replace("{{tables}}", "\n\n".join(parts))
+    page = about.replace("{{tables}}", "\n\n".join(parts)).replace("{{largest}}", largest())
     (DOCS / "peers.md").write_text(f"{page.rstrip()}\n\n{made}\n")
+
+
+def largest() -> str:
+    """What largest_batch.py found."""
+    found = json.loads(LARGEST.read_text())
+    asked = Asked("cuda", found["limit"], 64, 1)
+    rows = (line(name, row, asked) for name, row in found["rows"].items())
+    head = f"torch {found['torch']}, {found['device']}, at most {show_size(asked.limit)} a rank."
+    return "\n".join((head, "", HEAD, *rows))
 
 
 def verdicts(found: dict[str, Any]) -> Iterator[str]:
