@@ -78,6 +78,11 @@ class PiperError(ValueError):
         self.legal = legal
         super().__init__(self._text())
 
+    def reword(self, message: str, details: Iterable[str], legal: str | None) -> None:
+        """Say the same in the words of another language, such as that of the command line."""
+        self.message, self.details, self.legal = message, tuple(details), legal
+        self.args = (self._text(),)
+
     def _text(self) -> str:
         head = f"{self.call}: {self.message}" if self.call else self.message
         if self.requirement is not None:
@@ -181,6 +186,10 @@ class WeightsError(PiperError):
 
 class FileError(PiperError):
     """A file that does not exist, cannot be read or does not hold what it must."""
+
+
+class OptionError(PiperError):
+    """A command or option that does not exist, or a value that an option does not take."""
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

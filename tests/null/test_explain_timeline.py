@@ -341,12 +341,13 @@ def test_the_plan_may_stand_behind_options(files: Path, capsys: pytest.CaptureFi
     before, _ = _explained(capsys, files, "run.timeline", "plan.json", "--path")
     behind, _ = _explained(capsys, files, "run.timeline", "--path", "plan.json")
     assert before == behind
-    for more in (["plan.json", "other.json"], ["--paht"]):
+    for more, words in (
+        (["plan.json", "other.json"], "unrecognized arguments: plan.json"),
+        (["--paht"], "no option --paht (did you mean '--path'?)"),
+    ):
         with pytest.raises(SystemExit):
             _explained(capsys, files, "run.timeline", "--path", *more)
-        assert f"unrecognized arguments: {more[0]}" in capsys.readouterr().err.replace(
-            str(files) + "/", ""
-        )
+        assert words in capsys.readouterr().err.replace(str(files) + "/", "")
 
 
 def test_any_option_of_a_machine_predicts(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,18 @@ FAILED = 1
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "checkpoint",
+        words="show|verify|convert DIR [options]",
+        examples=(
+            "piper checkpoint show RUN --tensors",
+            "piper checkpoint verify RUN",
+            "piper checkpoint convert RUN weights.safetensors",
+        ),
         help="show, verify or convert a saved run",
         description="DIR is one checkpoint, or a folder of them: then the latest is taken.",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", prog="piper checkpoint"
+    )
     for name, words in (
         ("show", "what it is: step, strategy, tensors, bytes"),
         ("verify", "read all of it, and hold it to its checksums"),

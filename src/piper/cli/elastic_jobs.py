@@ -30,7 +30,7 @@ def check_elastic(module: ModuleType, arguments: argparse.Namespace) -> None:
         )
     own = getattr(module, "elastic", None)
     if own is not None and not (arguments.nproc or arguments.pp or arguments.dp):
-        from piper.runtime.launch.torchrun import under_torchrun
+        from piper.runtime.launch.torchrun_environment import under_torchrun
 
         if arguments.launch != "torchrun" or not under_torchrun():
             raise FileError(

@@ -17,6 +17,12 @@ _QUESTIONS = ("at", "task", "path", "memory", "what_if", "step")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "explain",
+        words="PLAN.json TASK | TIMELINE [options]",
+        examples=(
+            "piper explain PLAN.json 'F[PP=1,MB=0]'",
+            "piper explain STEP.timeline --path",
+            "piper explain STEP.timeline --memory FILE.py --dp 2",
+        ),
         help="say why a task of a plan is there, or where the time of a step goes",
         description="PLAN.json TASK: who made a task, what it waits for and why. TIMELINE: where the "
         "time of a step goes. With FILE.py and the options of the run, directives that would lower "

@@ -12,7 +12,7 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan
 from piper.runtime.launch.pool import Pool
-from piper.runtime.launch.torchrun import under_torchrun
+from piper.runtime.launch.torchrun_environment import under_torchrun
 from piper.training.checkpointing import newest
 from piper.training.line import Log
 from piper.training.meter import unit_of
