@@ -18,6 +18,8 @@ _ELSEWHERE = (
     *(os.path.abspath(p) for key, p in sysconfig.get_paths().items() if key != "data"),
 )
 
+_COMMANDS = os.path.join(_ELSEWHERE[0], "cli", "main.py")
+
 
 class Source(msgspec.Struct, frozen=True):
     """A line of the user's own code."""
@@ -46,9 +48,10 @@ def is_users(file: str) -> bool:
 
 
 def user_source() -> Source | None:
-    """The innermost line outside this package, or None when the package calls itself."""
+    """The innermost line outside this package, or None when the package calls itself, as a command of
+    `piper` does."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _COMMANDS:
         if is_users(frame.f_code.co_filename):
             return Source(os.path.abspath(frame.f_code.co_filename), frame.f_lineno)
         frame = frame.f_back

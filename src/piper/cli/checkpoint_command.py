@@ -38,9 +38,9 @@ def add_parser(commands: Any) -> None:
         ("convert", "write its weights into FILE.safetensors, or all of it into FILE.pt"),
     ):
         action = actions.add_parser(name, help=words)
-        action.add_argument("folder", metavar="DIR")
+        action.add_argument("folder", metavar="DIR", help="a checkpoint, or a folder of them")
         if name == "convert":
-            action.add_argument("out", metavar="FILE")
+            action.add_argument("out", metavar="FILE", help=".safetensors or .pt")
         if name == "show":
             action.add_argument("--tensors", action="store_true", help="list every tensor")
         action.add_argument("--json", action="store_true", help="machine-readable")

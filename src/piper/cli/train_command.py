@@ -166,7 +166,11 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     own = _without_nproc(arguments.argv)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", str(num_ranks), "-m", "piper", *own]
+    remark(
+        arguments, f"starting torchrun with {num_ranks} ranks, each of which does the same again"
+    )
     sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, and say so at length
     if arguments.elastic:
         return start_until_done(command, arguments.checkpoint)
     return os.execv(sys.executable, command)

@@ -203,7 +203,8 @@ class _Loop:
             _prepare_evaluation(self.run, evaluate)
         self.callbacks.tell("on_start", self._facts())
         self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
-        self.since = time.perf_counter()  # evaluation is compiled, and files of data are imported
+        # Evaluation is compiled, and files of data are imported: the first step has neither in it.
+        self.begun = self.since = time.perf_counter()
         for batch in islice(self.batches, self.meter.steps):
             self.step(batch)
             if saver and self.meter.num == 1:
