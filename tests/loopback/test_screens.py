@@ -1,4 +1,4 @@
-"""Programs, graphs, plans, jobs and runs at a prompt: what is shown fits a screen, whatever their size."""
+"""Programs, graphs, plans, jobs and runs at a prompt: what is shown of them fits a screen."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_saved_plan_is_not_elastic(tmp_path: Path, capsys: pytest.CaptureFixtu
     plan = str(tmp_path / "plan.json")
     assert main(["plan", TINY, "--out", plan]) == 0
     message = _refused(capsys, tmp_path / "run", plan, "--data", TINY, "--launch", "single")
-    assert message.startswith("FileError: --elastic does not go with a saved plan")
+    assert message.startswith("OptionError: --elastic does not go with a saved plan")
 
 
 def test_a_function_of_ranks_needs_their_number(

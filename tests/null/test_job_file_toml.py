@@ -111,6 +111,19 @@ def test_what_is_wrong_has_its_line(
     assert json.loads(capsys.readouterr().out)["where"] == f"{job}:{line}"
 
 
+def test_the_page_shows_a_job_that_is_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text()
+    job.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    train, verify = parsed(["train", str(job)]), parsed(["verify", str(job)])
+    assert (train.steps, train.log_every, train.resume, train.every) == (1000, 10, True, 100)
+    assert (train.pp, train.dp, train.schedule, train.precision) == (2, 4, "zb_h1", "bf16")
+    assert (verify.steps, verify.pp) == (2, 2)
+    assert parsed(["train", str(job), "--dp", "8", "--no-resume"]).resume is False
+    shown = json.loads(page.partition("```json\n")[2].partition("```")[0])
+    assert main(["plan", tiny.__file__, "--dp", "3", "--ep", "2", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == shown
+
+
 def test_a_file_that_is_none_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write_text("pp = = 2")
     assert main(["train", str(job)]) == 2

@@ -34,7 +34,7 @@ def tell(error: Exception, words: Sequence[str], arguments: argparse.Namespace |
         return
     if isinstance(error, PiperError) and arguments is not None:
         error = in_options(error, arguments)
-    if "--json" in words:
+    if "--json" in words or getattr(arguments, "json", False):
         print(json.dumps(_facts(error)), flush=True)
     elif isinstance(error, PiperError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

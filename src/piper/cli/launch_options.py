@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from piper.errors import FileError, OptionError
+from piper.errors import OptionError
 
 LAUNCHERS = {  # which options of the command line each launcher takes
     "local": ("timeout", "ranks_per_gpu", "compile"),
@@ -66,7 +66,7 @@ def launch_options(arguments: argparse.Namespace) -> dict[str, Any]:
     for name in given:
         if name not in LAUNCHERS[arguments.launch]:
             legal = [launcher for launcher, taken in LAUNCHERS.items() if name in taken]
-            raise FileError(
+            raise OptionError(
                 f"--{name.replace('_', '-')} does not go with --launch {arguments.launch}",
                 legal=f"--launch {' or '.join(legal)}",
             )

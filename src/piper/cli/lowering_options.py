@@ -11,7 +11,7 @@ from piper.cli.device_option import add_device_argument, spoken_device
 from piper.cli.machine_options import MACHINE_OPTIONS, given_machine
 from piper.cli.stage_lines import stage
 from piper.cli.user_file import STRATEGY_OPTIONS
-from piper.errors import FileError
+from piper.errors import OptionError
 from piper.ir.precisions import PRECISIONS
 from piper.plan.optimizers import KNOWN
 
@@ -54,7 +54,7 @@ def refuse_with_plan(arguments: argparse.Namespace, *, but: Collection[str] = ()
     for name in (*STRATEGY_OPTIONS, *LOWERING_OPTIONS):
         if name not in but and getattr(arguments, name) is not None:
             option = f"--{name.replace('_', '-')}"
-            raise FileError(
+            raise OptionError(
                 f"{option} does not go with a saved plan", legal=f"piper plan FILE.py {option} -o"
             )
 

@@ -91,7 +91,9 @@ def whole_parser(commands: Sequence[str] = COMMANDS) -> CommandParser:
         description="Programmable distributed training for PyTorch. "
         "`piper COMMAND --help` has the options and examples of a command.",
     )
-    parser.add_argument("--version", action="version", version=_version(), help="and torch's")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print this version, torch's and Python's"
+    )
     added = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog="piper"
     )
@@ -105,15 +107,19 @@ def whole_parser(commands: Sequence[str] = COMMANDS) -> CommandParser:
     return parser
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+class _Version(argparse.Action):
+    """Looks for versions only when it is asked to."""
 
-    try:
-        torch = version("torch")
-    except PackageNotFoundError:
-        torch = "not installed"
-    python = ".".join(map(str, sys.version_info[:3]))
-    return f"piper {piper.__version__} (torch {torch}, Python {python})"
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            torch = version("torch")
+        except PackageNotFoundError:
+            torch = "not installed"
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"piper {piper.__version__} (torch {torch}, Python {python})")
+        parser.exit()
 
 
 def _configured(parser: CommandParser, words: list[str]) -> list[str]:

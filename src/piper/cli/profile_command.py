@@ -11,7 +11,7 @@ from piper.cli.launch_options import add_launch_arguments, launch_options, settl
 from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.user_file import add_program_arguments, import_file, trace_file
-from piper.errors import FileError
+from piper.errors import FileError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     for path in filter(None, files):
         check_output(path)
     if arguments.steps < 1:
-        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+        raise OptionError(f"--steps {arguments.steps}", legal="at least 1")
     if arguments.out and not arguments.out.endswith(".json"):
-        raise FileError(f"--out {arguments.out}", legal="--out FILE.json")
+        raise OptionError(f"--out {arguments.out}", legal="--out FILE.json")
     written = [path for path in (arguments.out, arguments.record, arguments.predicted) if path]
     for path in written:
         check_writable(path)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from piper.cli.user_file import schedule_function
-from piper.errors import FileError
+from piper.errors import FileError, OptionError
 from piper.schedules import SCHEDULES, Costs, Table, describe, parse_costs, read_table, replay
 from piper.schedules import schedule as make_table
 from piper.schedules.catalog import is_file
@@ -114,7 +114,7 @@ def _table(arguments: argparse.Namespace, costs: Costs) -> Table:
     for option in ("max_in_flight", "kept"):
         if getattr(arguments, option) is not None:
             if name != "auto":
-                raise FileError(
+                raise OptionError(
                     f"--{option.replace('_', '-')} is not for {name}", legal="piper schedule auto"
                 )
             options[option] = getattr(arguments, option)

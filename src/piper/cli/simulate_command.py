@@ -18,7 +18,7 @@ from piper.cli.machine_options import (
     given_machine,
 )
 from piper.cli.user_file import add_program_arguments, import_file, trace_file
-from piper.errors import FileError
+from piper.errors import FileError, OptionError
 
 if TYPE_CHECKING:
     from piper.cost.machine import Machine
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.out:
         check_output(path)
     if arguments.steps < 1:
-        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+        raise OptionError(f"--steps {arguments.steps}", legal="at least 1")
     disturbances = _disturbances(arguments)
     if arguments.expected:
         return _expected(arguments)
@@ -132,7 +132,7 @@ def _expected(arguments: argparse.Namespace) -> int:
         raise FileError(f"{arguments.file} has its order already", legal="FILE.py --expected")
     for name in ("by_rank", "slow_rank", "slow_link", "slow_body", "jitter"):
         if getattr(arguments, name):
-            raise FileError(f"--expected and --{name.replace('_', '-')}", legal="one of them")
+            raise OptionError(f"--expected and --{name.replace('_', '-')}", legal="one of them")
     module = import_file(arguments)
     machine = given_machine(arguments) or NOMINAL
     timeline = trace_file(module, arguments).expected(

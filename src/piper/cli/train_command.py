@@ -151,7 +151,7 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     else:
         module = import_file(arguments)
         if arguments.data:
-            raise FileError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
+            raise OptionError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
     if arguments.elastic:
         check_elastic(module, arguments)
     if arguments.launch != "torchrun" or under_torchrun():

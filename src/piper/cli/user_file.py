@@ -213,7 +213,7 @@ def chosen_strategy(
             raise OptionError(f"--{name} {getattr(arguments, name)}", legal="at least 1")
     if arguments.strategy:
         if degrees:
-            raise FileError(
+            raise OptionError(
                 "--strategy and degrees of parallelism exclude each other",
                 legal="--strategy FILE, or --pp --dp --ep --zero --schedule --microbatches ...",
             )

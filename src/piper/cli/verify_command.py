@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from piper.cli.lowering_options import add_weights_argument
 from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.user_file import add_program_arguments, import_file, trace_file
-from piper.errors import FileError
+from piper.errors import OptionError
 
 if TYPE_CHECKING:
     from piper.frontend.islands import Island
@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     from piper.training.verdict import ADAMW, verify
 
     if arguments.steps < 1:
-        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+        raise OptionError(f"--steps {arguments.steps}", legal="at least 1")
     if arguments.adversary and arguments.launch != "loopback":
-        raise FileError("--adversary goes with --launch loopback")
+        raise OptionError("--adversary goes with --launch loopback")
     module = import_file(arguments)
     program = trace_file(module, arguments, double=True)
     batches = [doubled(module.batch()) for _ in range(arguments.steps)]
