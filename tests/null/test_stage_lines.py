@@ -22,7 +22,9 @@ def test_a_log_has_what_was_done(
 ) -> None:
     monkeypatch.setattr("piper.cli.stage_lines._WORTH_A_LINE", 0.0)
     assert main(ONE) == 0
-    lines = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr()
+    assert "\n1 rank, precision as written" in f"\n{printed.out}"
+    lines = printed.err.splitlines()
     begins = ["imported torch and", "traced", "strategy: one device", "device cpu:", "lowered to a"]
     assert [line.startswith(b) for line, b in zip(lines, begins, strict=False)] == [True] * 5
     assert lines[0].endswith(" s") and "..." not in "".join(lines)

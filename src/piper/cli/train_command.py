@@ -327,6 +327,6 @@ def _check_ranks(arguments: argparse.Namespace, mesh: Mesh) -> None:
             legal=f"--nproc-per-node {mesh.size}, over all nodes, or other degrees",
         )
     raise OptionError(
-        f"--nproc {wanted}, but the strategy has {mesh.size} ranks ({mesh})",
+        f"--nproc {wanted}, but the strategy has {mesh.ranks_text}",
         legal=f"--nproc {mesh.size}, or other degrees",
     )

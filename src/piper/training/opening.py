@@ -62,6 +62,6 @@ def opened(
     with (
         job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
     ):
-        where = f"{job.plan.mesh.size} ranks ({job.plan.mesh})"
+        where = job.plan.mesh.ranks_text
         lines.note(f"{where}, precision {job.plan.precision}, plan {job.plan.content_hash()}")
         yield run, lines
