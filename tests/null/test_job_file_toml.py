@@ -86,6 +86,9 @@ def test_commands_run_by_it(job: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("[strategy]", "[stratgy]", 8, "is called 'stratgy' (did you mean 'strategy'?)"),
         ("dp = 2", 'dp = "two"', 9, "dp = 'two': invalid int value: 'two'"),
         ("dp = 2", "dp = true", 9, "dp = True"),
+        ("dp = 2", "help = true", 9, "no option is called 'help'"),
+        ("dp = 2", "dp = 2024-01-01", 9, "invalid int value"),
+        ("dp = 2", "dp.n = 2", 9, "dp = {'n': 2}"),
         ("dp = 2", "dp = [2, 4]", 9, "dp takes one value, not a list"),
         ("stop_on_nan = true", "stop_on_nan = 1", 5, "stop-on-nan = 1"),
         ('"loopback"', '"loopbak"', 4, "launch = 'loopbak' (did you mean 'loopback'?)"),
@@ -125,9 +128,10 @@ def test_the_page_shows_a_job_that_is_one(job: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_file_that_is_none_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job.write_text("pp = = 2")
-    assert main(["train", str(job)]) == 2
-    assert "is no TOML" in capsys.readouterr().err
+    for text in ("pp = = 2", f"pp = {'9' * 5000}", f"pp = {'[' * 100_000}"):
+        job.write_text(text)
+        assert main(["train", str(job)]) == 2
+        assert "is no TOML" in capsys.readouterr().err
     job.write_text("steps = 2")
     assert main(["train", str(job)]) == 2
     assert "does not name the model's file" in capsys.readouterr().err

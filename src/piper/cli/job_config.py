@@ -56,7 +56,7 @@ def configure(parser: CommandParser, train: CommandParser, path: str) -> str:
             model = _beside(path, _text(entry), sure=True)
             continue
         action = reader.option(f"--{entry.key}")
-        if action is None:
+        if action is None or action.dest == "help":
             names = [MODEL, *(name[2:] for a in reader.actions for name in a.option_strings)]
             raise OptionError(
                 f"no option is called {entry.key!r}{did_you_mean(entry.key, names)}",
@@ -78,7 +78,7 @@ def _entries(path: str, train: CommandParser, command: str) -> Iterator[tuple[bo
     text = read_text(path)
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # too many digits, too many brackets
         raise FileError(f"{path} is no TOML: {error}", legal="lines such as  pp = 2") from None
     groups = [group.title for group in train.groups if group.title]
     for key, value in found.items():
