@@ -1,11 +1,13 @@
 # Every target does its own set-up; a machine needs Python 3.11 or newer and make.
 PYTHON ?= python3
 BIN := .venv/bin
+SAY_PATH := echo 'the command piper is $(BIN)/piper: source $(BIN)/activate has your shell find it'
 
 .PHONY: demo test matrix models bench bench-gpu fuzz fuzz-files chaos check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
+	@$(SAY_PATH)
 
 # Ray changes the process that it is started from: its tests have one of their own.
 test: .venv/ready
@@ -63,6 +65,7 @@ docs: .venv/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch .venv/ready
+	@$(SAY_PATH)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

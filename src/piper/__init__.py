@@ -84,11 +84,13 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES and name not in _MODULES:
-        raise AttributeError(f"module 'piper' has no attribute {name!r}")
-    with no_collections():
-        module = importlib.import_module(_HOMES.get(name, f"piper.{name}"))
-    found = getattr(module, name) if name in _HOMES else module
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # a type checker would take it that every name exists
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES and name not in _MODULES:
+            raise AttributeError(f"module 'piper' has no attribute {name!r}")
+        with no_collections():
+            module = importlib.import_module(_HOMES.get(name, f"piper.{name}"))
+        found = getattr(module, name) if name in _HOMES else module
+        globals()[name] = found
+        return found

@@ -18,6 +18,8 @@ _ELSEWHERE = (
     *(os.path.abspath(p) for key, p in sysconfig.get_paths().items() if key != "data"),
 )
 
+_COMMANDS = os.path.join(_ELSEWHERE[0], "cli", "main.py")
+
 
 class Source(msgspec.Struct, frozen=True):
     """A line of the user's own code."""
@@ -46,9 +48,10 @@ def is_users(file: str) -> bool:
 
 
 def user_source() -> Source | None:
-    """The innermost line outside this package, or None when the package calls itself."""
+    """The innermost line outside this package, or None when the package calls itself, as a command of
+    `piper` does."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != _COMMANDS:
         if is_users(frame.f_code.co_filename):
             return Source(os.path.abspath(frame.f_code.co_filename), frame.f_lineno)
         frame = frame.f_back
@@ -77,6 +80,11 @@ class PiperError(ValueError):
         self.details = tuple(details)
         self.legal = legal
         super().__init__(self._text())
+
+    def reword(self, message: str, details: Iterable[str], legal: str | None) -> None:
+        """Say the same in the words of another language, such as that of the command line."""
+        self.message, self.details, self.legal = message, tuple(details), legal
+        self.args = (self._text(),)
 
     def _text(self) -> str:
         head = f"{self.call}: {self.message}" if self.call else self.message
@@ -181,6 +189,10 @@ class WeightsError(PiperError):
 
 class FileError(PiperError):
     """A file that does not exist, cannot be read or does not hold what it must."""
+
+
+class OptionError(PiperError):
+    """A command or option that does not exist, or a value that an option does not take."""
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ def test_debug_shows_the_traceback(
     [
         (["nothing.py"], "there is no file nothing.py"),
         (["_model.py", "--pp", "3"], "2 regions do not divide over the 3 stages of schedule 1f1b"),
-        (["_model.py", "--dp", "3", "--ep", "2"], "ep=2 does not divide dp=3"),
+        (["_model.py", "--dp", "3", "--ep", "2"], "--ep 2 does not divide --dp 3"),
         (["_model.py", "--pp", "2", "--schedule", "2f2b"], "did you mean '1f1b'?"),
         (["_model.py", "--pp", "0"], "--pp 0"),
         (["_model.py", "--pp", "2", "--strategy", "two_slices.py"], "exclude each other"),

@@ -206,8 +206,8 @@ def test_costs_that_cut_nothing_are_refused(
 ) -> None:
     assert main(["plan", *command, "--costs", "measure"]) == 2
     said = capsys.readouterr().err
-    assert "costs='measure', but no stages are cut" in said
-    assert "legal: pp > 1 and a model without PP tags, or no costs" in said
+    assert "--costs measure, but no stages are cut" in said
+    assert "legal: --pp 2 or more and a model without PP tags, or no costs" in said
 
 
 def test_other_words_are_refused() -> None:

@@ -93,7 +93,7 @@ def test_a_file_without_data_trains_on_its_batches(capsys: pytest.CaptureFixture
         (["--nproc", "0"], "--nproc 0"),
         (["--address", "auto"], "--address does not go with --launch local"),
         (["--launch", "loopback", "--timeout", "3"], "--timeout does not go with"),
-        (["--evaluate-every", "2"], "evaluate_every=2, but evaluate is missing"),
+        (["--evaluate-every", "2"], "--evaluate-every 2, but evaluate is missing"),
     ],
 )
 def test_wrong_options_are_refused(

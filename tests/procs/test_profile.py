@@ -109,6 +109,10 @@ def test_the_command_keeps_what_it_has_measured(
     said = capsys.readouterr().out
     assert said.startswith("machine cpu, 64 ranks a node: calibrated; what was not measured: ")
     assert "\nsimulated step: " in said
-    for wrong in (["--out", "machine.txt"], ["--steps", "0"], ["--record", "run.pdf"]):
+    for wrong, error in (
+        (["--out", "machine.txt"], "OptionError: --out machine.txt"),
+        (["--steps", "0"], "OptionError: --steps 0"),
+        (["--record", "run.pdf"], "FileError: "),
+    ):
         assert main([*command, *wrong]) == 2
-        assert capsys.readouterr().err.startswith("FileError: ")
+        assert capsys.readouterr().err.startswith(error)

@@ -1,5 +1,6 @@
-"""The README's program runs as it stands there."""
+"""The README's program runs as it stands there, by itself and under every command that takes a file."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,15 +8,36 @@ from pathlib import Path
 
 import pytest
 
+from piper.cli.main import main
+
 pytestmark = pytest.mark.xdist_group("procs")
 
 
-def test_the_program_in_the_readme_trains(tmp_path: Path) -> None:
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     program = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
     assert program is not None
     file = tmp_path / "program.py"
     file.write_text(program[1])
+    return file
+
+
+def test_the_commands_take_the_program_in_the_readme(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(file), "--steps", "3", "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2, 3]
+    assert sorted(event["rank"] for event in events if event["event"] == "launch") == [0, 1, 2, 3]
+    assert main(["plan", str(file), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["mesh"] == {"pp": 2, "dp": 2} and plan["num_microbatches"] == 4
+    assert main(["verify", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] is True
+
+
+def test_the_program_in_the_readme_trains(file: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(file)], capture_output=True, text=True, timeout=280, check=False
     )

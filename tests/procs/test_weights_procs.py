@@ -139,7 +139,8 @@ def test_the_command_line_takes_weights(tmp_path: Path, capsys: pytest.CaptureFi
     assert loss == pytest.approx(step(model, batch(0)).item(), rel=1e-6)
     torch.save({"layers.0.weight": torch.zeros(4, 4)}, tmp_path / "w.pt")
     assert main(["train", TINY, *options, "--steps", "1"]) == 2
-    assert "missing   3: layers.0.bias, layers.1.bias" in capsys.readouterr().err
+    found = json.loads(capsys.readouterr().out)
+    assert "missing   3: layers.0.bias, layers.1.bias" in "\n".join(found["details"])
 
 
 def test_ranks_of_torchrun_read_and_write(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from piper.compiler.source import Source
 from piper.errors import Call, PlanError
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.ir.form.graph_text import graph_to_text
+from piper.ir.form.screen import on_a_screen
 from piper.ir.graph import Graph
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.report.diff import diff
@@ -208,6 +209,10 @@ class Job:
     def summary(self) -> str:
         """Ranks, tasks and peak memory per class."""
         return f"{summarize(self.plan)}\n{self.report.memory()}"
+
+    def __repr__(self) -> str:
+        """The summary, as far as it fits a screen."""
+        return on_a_screen(["Job", *self.summary().splitlines()], more="job.summary()")
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)

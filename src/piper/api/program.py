@@ -39,6 +39,7 @@ from piper.frontend.cut.stage_choice import StageCut
 from piper.ir.form.byte_sizes import parse_size
 from piper.ir.form.graph_diff import graph_diff
 from piper.ir.form.graph_text import graph_to_text
+from piper.ir.form.screen import on_a_screen
 from piper.ir.graph import Graph
 from piper.ir.history import History, Record
 from piper.ir.precisions import Precision, check_groups, precision_of
@@ -166,6 +167,13 @@ class Program:
 
     def as_text(self) -> str:
         return graph_to_text(self.graph)
+
+    def __repr__(self) -> str:
+        """Its graph and its directives, as far as they fit a screen."""
+        num = len(self.history)
+        head = f"Program of {num} directive{'' if num == 1 else 's'}: {self.graph.headline()}"
+        lines = [head, *(f"  {record}" for record in self.history)]
+        return on_a_screen(lines, more="program.history_as_code(), program.as_text()")
 
     def to_json(self) -> bytes:
         """The graph and the history, as `save` writes them."""

@@ -391,7 +391,7 @@ class Run:
         self.workers.close()
 
     def __repr__(self) -> str:
-        ranks = f"{self.plan.mesh.size} ranks ({self.plan.mesh}) on {self.plan.device}"
+        ranks = f"{self.plan.mesh.ranks_text} on {self.plan.device}"
         if self.plan.precision != Precision():
             ranks += f", precision {self.plan.precision}"
         return (

@@ -12,6 +12,11 @@ def own_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def gpu_names() -> list[str]:
+    """Of each card that torch sees."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
 def check_device(device: str) -> None:
     """Raise unless bodies for this kind of device can be traced here.
 

@@ -1,1 +1,1 @@
-"""The command line: `piper plan` and `piper verify`."""
+"""The command line: a file for each command, and files for what commands share."""

@@ -15,6 +15,8 @@ from piper.ir.form.byte_sizes import parse_size
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
+        words="PLAN.json [options]",
+        examples=("piper check PLAN.json", "piper check PLAN.json --memory-limit 80GiB"),
         help="prove a saved plan and show its memory",
         description="Prove that a plan cannot deadlock, race, leak or lose a gradient.",
     )

@@ -20,19 +20,27 @@ FAILED = 1
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "checkpoint",
+        words="show|verify|convert DIR [options]",
+        examples=(
+            "piper checkpoint show RUN --tensors",
+            "piper checkpoint verify RUN",
+            "piper checkpoint convert RUN weights.safetensors",
+        ),
         help="show, verify or convert a saved run",
         description="DIR is one checkpoint, or a folder of them: then the latest is taken.",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", prog="piper checkpoint"
+    )
     for name, words in (
         ("show", "what it is: step, strategy, tensors, bytes"),
         ("verify", "read all of it, and hold it to its checksums"),
         ("convert", "write its weights into FILE.safetensors, or all of it into FILE.pt"),
     ):
         action = actions.add_parser(name, help=words)
-        action.add_argument("folder", metavar="DIR")
+        action.add_argument("folder", metavar="DIR", help="a checkpoint, or a folder of them")
         if name == "convert":
-            action.add_argument("out", metavar="FILE")
+            action.add_argument("out", metavar="FILE", help=".safetensors or .pt")
         if name == "show":
             action.add_argument("--tensors", action="store_true", help="list every tensor")
         action.add_argument("--json", action="store_true", help="machine-readable")

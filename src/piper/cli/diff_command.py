@@ -16,7 +16,13 @@ DIFFERENT = 1
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("diff", help="compare two plans, or two timelines")
+    parser = commands.add_parser(
+        "diff",
+        words="A B [options]",
+        help="compare two plans, or two timelines",
+        description="Print what differs; the exit code is 0 if nothing does, else 1.",
+        examples=("piper diff A.json B.json", "piper diff before.timeline after.timeline --json"),
+    )
     parser.add_argument("a", metavar="A", help="what plan -o, train --record or simulate -o wrote")
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -10,7 +10,13 @@ FAILED = 1
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("doctor", help="what this machine has for training, and lacks")
+    parser = commands.add_parser(
+        "doctor",
+        words="[options]",
+        help="what this machine has for training, and lacks",
+        description="Versions, devices, measured links between processes, limits; and what to do.",
+        examples=("piper doctor", "piper doctor --json"),
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(run=run)

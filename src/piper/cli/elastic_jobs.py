@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from piper.cli.lowering_options import lowered
 from piper.cli.machine_options import given_machine
 from piper.cli.user_file import DEGREES, chosen_strategy, schedule_function, trace_file
-from piper.errors import FileError, PiperError
+from piper.errors import FileError, OptionError, PiperError
 
 if TYPE_CHECKING:
     from piper.api.job import Job
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 def check_elastic(module: ModuleType, arguments: argparse.Namespace) -> None:
     """Raise unless the strategies for other numbers of ranks are known, and the largest number."""
     if arguments.file.endswith(".json"):
-        raise FileError(
+        raise OptionError(
             "--elastic does not go with a saved plan, which is for one number of ranks",
             legal="piper train FILE.py --elastic",
         )
     if arguments.checkpoint is None:
-        raise FileError(
+        raise OptionError(
             "--elastic without --checkpoint", legal="--elastic --checkpoint DIR --every N"
         )
     own = getattr(module, "elastic", None)
     if own is not None and not (arguments.nproc or arguments.pp or arguments.dp):
-        from piper.runtime.launch.torchrun import under_torchrun
+        from piper.runtime.launch.torchrun_environment import under_torchrun
 
         if arguments.launch != "torchrun" or not under_torchrun():
             raise FileError(
                 f"for how many ranks is elastic(ranks) of {arguments.file}?", legal="--nproc N"
             )
     if own is None and (arguments.strategy or chosen_strategy(arguments, module) is None):
-        raise FileError(
+        raise OptionError(
             "--elastic needs to know the strategies for other numbers of ranks",
             legal=f"def elastic(ranks): ... in {arguments.file}, or --pp, --dp and other degrees",
         )

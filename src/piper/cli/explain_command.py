@@ -9,7 +9,7 @@ from typing import Any
 from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments
 from piper.cli.machine_options import add_machine_arguments
 from piper.cli.user_file import STRATEGY_OPTIONS, add_strategy_arguments
-from piper.errors import FileError
+from piper.errors import FileError, OptionError
 
 _QUESTIONS = ("at", "task", "path", "memory", "what_if", "step")
 
@@ -17,6 +17,12 @@ _QUESTIONS = ("at", "task", "path", "memory", "what_if", "step")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "explain",
+        words="PLAN.json TASK | TIMELINE [options]",
+        examples=(
+            "piper explain PLAN.json 'F[PP=1,MB=0]'",
+            "piper explain STEP.timeline --path",
+            "piper explain STEP.timeline FILE.py --dp 2 --memory",
+        ),
         help="say why a task of a plan is there, or where the time of a step goes",
         description="PLAN.json TASK: who made a task, what it waits for and why. TIMELINE: where the "
         "time of a step goes. With FILE.py and the options of the run, directives that would lower "
@@ -63,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in (*_QUESTIONS, *STRATEGY_OPTIONS, *LOWERING_OPTIONS):
         if getattr(arguments, name):
             option = f"--{name.replace('_', '-')}"
-            raise FileError(
+            raise OptionError(
                 f"{option}, but {arguments.file} is a plan",
                 legal=f"piper explain TIMELINE {option}",
             )

@@ -16,7 +16,7 @@ from piper.cli.machine_options import MACHINE_OPTIONS, chosen_machine, names_mac
 from piper.cli.plan_file import read_plan
 from piper.cli.saved_file import check_same, plan_of
 from piper.cli.user_file import STRATEGY_OPTIONS, chosen_strategy, load_file, trace_file
-from piper.errors import FileError
+from piper.errors import FileError, OptionError
 from piper.insight.causes import Causes
 from piper.insight.critical_path import critical_path
 from piper.insight.gaps import gap_at, largest_gaps
@@ -47,7 +47,7 @@ def explain_timeline(arguments: argparse.Namespace, timeline: Timeline) -> int:
     plan, lower = _plan(arguments, timeline)
     step = len(timeline.steps) if arguments.step is None else arguments.step
     if not 1 <= step <= len(timeline.steps):
-        raise FileError(f"--step {step}", legal=f"from 1 to {len(timeline.steps)}")
+        raise OptionError(f"--step {step}", legal=f"from 1 to {len(timeline.steps)}")
     causes = Causes(plan, timeline, step - 1)
     facts: dict[str, Any] = {"plan": timeline.plan, "step": step, "begin": causes.begin}
     lines: list[str] = []
@@ -72,7 +72,7 @@ def _plan(arguments: argparse.Namespace, timeline: Timeline) -> tuple[Plan, Lowe
         for name in (*STRATEGY_OPTIONS, *LOWERING_OPTIONS):
             if name not in MACHINE_OPTIONS and getattr(arguments, name) is not None:
                 option = f"--{name.replace('_', '-')}"
-                raise FileError(f"{option} without FILE.py", legal=f"{path} FILE.py {option}")
+                raise OptionError(f"{option} without FILE.py", legal=f"{path} FILE.py {option}")
         if of is None:
             return plan_of(timeline, path), None
         return check_same(timeline, path, read_plan(of), of), None
@@ -130,7 +130,7 @@ def _at(arguments: argparse.Namespace, causes: Causes, facts: dict[str, Any]) ->
     except ValueError:
         number, time = -1, math.nan
     if number < 0 or not math.isfinite(time):
-        raise FileError(f"--at {arguments.at} is not understood", legal="RANK:MS, such as 2:12.3")
+        raise OptionError(f"--at {arguments.at} is not understood", legal="RANK:MS, such as 2:12.3")
     time = causes.begin + time / 1e3
     gap = gap_at(causes, number, time)
     facts["gap"] = gap
@@ -162,7 +162,7 @@ def _memory(
     rank = None
     if arguments.memory:
         if not arguments.memory.isdigit():
-            raise FileError(
+            raise OptionError(
                 f"--memory {arguments.memory} is no rank",
                 legal="a number, or nothing (FILE.py comes before it)",
             )
@@ -194,7 +194,7 @@ def _what_if(arguments: argparse.Namespace, causes: Causes, facts: dict[str, Any
         except ValueError:
             value = math.nan
         if not what or not 0 <= value < math.inf:
-            raise FileError(
+            raise OptionError(
                 f"--what-if {text} is not understood", legal="NAME=FACTOR, such as all_to_all=0"
             )
         found.append(what_if_replayed(causes.plan, causes.timeline, what, value, steps=steps))

@@ -7,9 +7,11 @@ from collections.abc import Collection
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.device_option import add_device_argument, spoken_device
 from piper.cli.machine_options import MACHINE_OPTIONS, given_machine
+from piper.cli.stage_lines import stage
 from piper.cli.user_file import STRATEGY_OPTIONS
-from piper.errors import FileError
+from piper.errors import OptionError
 from piper.ir.precisions import PRECISIONS
 from piper.plan.optimizers import KNOWN
 
@@ -26,17 +28,23 @@ LOWERING_OPTIONS = (
 
 def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
     group = parser.add_argument_group("training")
-    group.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
+    add_device_argument(group)
     group.add_argument("--precision", choices=tuple(PRECISIONS), help="default: as written")
-    group.add_argument("--clip", type=float, metavar="X", help="largest norm of all gradients")
+    group.add_argument(
+        "--clip", type=float, metavar="X", help="largest norm of all gradients (default: any)"
+    )
     group.add_argument(
         "--optimizer",
         choices=tuple(OPTIMIZERS),
         metavar="NAME",
         help="one of torch.optim (default: the file's optimizer, else adamw)",
     )
-    group.add_argument("--lr", type=float, metavar="X", help="learning rate")
-    group.add_argument("--seed", type=int, help="of weights, dropout, order of data (default: 0)")
+    group.add_argument(
+        "--lr", type=float, metavar="X", help="learning rate (default: the optimizer's)"
+    )
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="of weights, dropout, order of data (default: 0)"
+    )
     add_weights_argument(group)
     return group
 
@@ -46,7 +54,7 @@ def refuse_with_plan(arguments: argparse.Namespace, *, but: Collection[str] = ()
     for name in (*STRATEGY_OPTIONS, *LOWERING_OPTIONS):
         if name not in but and getattr(arguments, name) is not None:
             option = f"--{name.replace('_', '-')}"
-            raise FileError(
+            raise OptionError(
                 f"{option} does not go with a saved plan", legal=f"piper plan FILE.py {option} -o"
             )
 
@@ -62,15 +70,17 @@ def add_weights_argument(parser: Any) -> None:
 
 def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> Job:
     """The job of a program under these options."""
-    job: Job = program.lower(
-        optimizer=optimizer_of(module, arguments),
-        device=arguments.device or "cpu",
-        seed=arguments.seed or 0,
-        clip=arguments.clip,
-        precision=arguments.precision,
-        machine=given_machine(arguments),
-        weights=arguments.weights,
-    )
+    device = spoken_device(arguments)
+    with stage(arguments, "lowering", "lowered to a plan, and proved,"):
+        job: Job = program.lower(
+            optimizer=optimizer_of(module, arguments),
+            device=device,
+            seed=arguments.seed or 0,
+            clip=arguments.clip,
+            precision=arguments.precision,
+            machine=given_machine(arguments),
+            weights=arguments.weights,
+        )
     return job
 
 

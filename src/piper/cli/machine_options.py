@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.device_option import device_of
+
 if TYPE_CHECKING:
     from piper.cost.machine import Machine
 
@@ -29,7 +31,7 @@ def given_machine(arguments: argparse.Namespace) -> Machine | None:
     """That of the command line, if it says anything of one."""
     if not names_machine(arguments):
         return None
-    return chosen_machine(arguments, getattr(arguments, "device", None) or "cpu")
+    return chosen_machine(arguments, device_of(arguments))
 
 
 def names_machine(arguments: argparse.Namespace) -> bool:

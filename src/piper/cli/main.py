@@ -9,28 +9,38 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from piper.errors import PiperError, Source, is_users
+import piper
+from piper.cli.command_parser import CommandParser, choose_command
+from piper.cli.error_output import tell
+from piper.cli.job_config import config_word, configure, fill_lists
+from piper.errors import OptionError, PiperError
 
 MISUSED = 2
-COMMANDS = (
-    "train", "plan", "check", "simulate", "profile", "verify", "checkpoint", "schedule", "explain",
-    "diff", "doctor",
-)  # fmt: skip
+GROUPS = {  # of commands, as help lists them
+    "train": ("train", "verify", "checkpoint"),
+    "before training": ("plan", "check", "simulate", "schedule"),
+    "look into it": ("explain", "diff", "profile"),
+    "this machine": ("doctor", "completion"),
+}
+_EXAMPLES = (
+    "piper doctor",
+    "piper train FILE.py --steps 100 --dp 2",
+    "piper verify FILE.py --pp 2 --dp 2 --zero 2 --microbatches 4",
+    "piper plan FILE.py --pp 2 --schedule zb_h1 --microbatches 4",
+)
+COMMANDS = tuple(command for commands in GROUPS.values() for command in commands)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="piper", description="Programmable distributed training for PyTorch."
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     given = sys.argv[1:] if argv is None else list(argv)
-    # A command imports what it needs: only the one that is asked for, if it is one.
-    for command in given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS:
-        importlib.import_module(f"piper.cli.{command}_command").add_parser(commands)
-    arguments, unknown = parser.parse_known_args(given)
-    if unknown and not _take_late(arguments, unknown):
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    arguments.argv = given
+    try:
+        arguments = parsed(given)
+    except OptionError as error:
+        tell(error, given, None)
+        sys.exit(MISUSED)
+    except PiperError as error:  # of a job file
+        tell(error, given, None)
+        return MISUSED
     try:
         code = arguments.run(arguments)
         sys.stdout.flush()
@@ -38,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PiperError as error:
         if arguments.debug:
             traceback.print_exc()
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        tell(error, given, arguments)
         return MISUSED
     except KeyboardInterrupt:
         return 130
@@ -48,8 +58,78 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if arguments.debug:
             raise
-        print(_user_error(error), file=sys.stderr)
+        tell(error, given, arguments)
         return MISUSED
+
+
+def parsed(given: Sequence[str]) -> argparse.Namespace:
+    """What the command line says, with what its job file says."""
+    named = given[0] if given and not given[0].startswith("-") else None
+    if named is not None and named not in COMMANDS:
+        choose_command(named, COMMANDS)
+    # A command imports what it needs: only the one that is asked for, if it is one.
+    parser = whole_parser(COMMANDS if named is None else (named,))
+    words = list(given)
+    if named is not None:
+        words = _configured(parser.commands[named], words)
+    elif not given:
+        words = ["--help"]
+    (parser if named is None else parser.commands[named]).check_options(words)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown and not _take_late(arguments, unknown):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    fill_lists(arguments)
+    arguments.argv = list(given)
+    return arguments
+
+
+def whole_parser(commands: Sequence[str] = COMMANDS) -> CommandParser:
+    """Of `piper`, with these commands."""
+    parser = CommandParser(
+        prog="piper",
+        words="COMMAND ...",
+        description="Programmable distributed training for PyTorch. "
+        "`piper COMMAND --help` has the options and examples of a command.",
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print this version, torch's and Python's"
+    )
+    added = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog="piper"
+    )
+    for command in commands:
+        importlib.import_module(f"piper.cli.{command}_command").add_parser(added)
+    about = {action.dest: action.help for action in added._choices_actions}
+    lines: list[str] = []
+    for title, names in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<12}{about.get(name, '')}" for name in names), ""]
+    parser.epilog = "\n".join([*lines, "examples:", *(f"  {line}" for line in _EXAMPLES)])
+    return parser
+
+
+class _Version(argparse.Action):
+    """Looks for versions only when it is asked to."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            torch = version("torch")
+        except PackageNotFoundError:
+            torch = "not installed"
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"piper {piper.__version__} (torch {torch}, Python {python})")
+        parser.exit()
+
+
+def _configured(parser: CommandParser, words: list[str]) -> list[str]:
+    """The words with the model's file for a job file, whose options are the parser's defaults."""
+    path = config_word(words[0], words)
+    if path is None:
+        return words
+    train = parser if words[0] == "train" else whole_parser(("train",)).commands["train"]
+    file = configure(parser, train, path)
+    return [file if word == path else word for word in words]
 
 
 def _take_late(arguments: argparse.Namespace, words: list[str]) -> bool:
@@ -62,16 +142,6 @@ def _take_late(arguments: argparse.Namespace, words: list[str]) -> bool:
         return False
     setattr(arguments, name, words[0])
     return True
-
-
-def _user_error(error: Exception) -> str:
-    """An error of the user's own code, with its line; anything else says how to see more."""
-    message = f"{type(error).__name__}: {error}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if is_users(frame.filename):
-            source = Source(os.path.abspath(frame.filename), frame.lineno or 0)
-            return f"{source}: {message}\n    {frame.line}"
-    return f"{message}\n  (--debug shows where)"
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.machine_options import add_machine_arguments, given_machine
-from piper.cli.user_file import add_program_arguments, load_file, trace_file
+from piper.cli.stage_lines import note
+from piper.cli.user_file import add_program_arguments, import_file, strategy_text, trace_file
 from piper.errors import PiperError
 from piper.passes.lower import PASSES
 from piper.plan.report.plan_text import plan_to_text
@@ -20,9 +20,20 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("plan", help="compile a model under a strategy")
+    parser = commands.add_parser(
+        "plan",
+        words="FILE.py|JOB.toml [options]",
+        help="compile a model under a strategy",
+        description="Compile a training step, prove it, and print its directives, tasks and memory.",
+        examples=(
+            "piper plan FILE.py --pp 2 --dp 2 --zero 3 --microbatches 4",
+            "piper plan FILE.py --pp 2 --out PLAN.json                # for check, explain and train",
+            "piper plan FILE.py --dp 8 --machine h100                 # with the step it would take",
+        ),
+    )
     add_program_arguments(parser)
-    parser.add_argument(
+    group = parser.add_argument_group("plan")
+    group.add_argument(
         "-o",
         "--out",
         metavar="PLAN.json",
@@ -30,19 +41,19 @@ def add_parser(commands: Any) -> None:
     )
     add_lowering_arguments(parser)
     add_machine_arguments(parser.add_argument_group("machine"))
-    parser.add_argument("--tasks", action="store_true", help="print every task of the plan")
-    parser.add_argument(
+    group.add_argument("--tasks", action="store_true", help="print every task of the plan")
+    group.add_argument(
         "--dump-after",
         metavar="PASS",
         choices=[each.name for each in PASSES],
         help=f"print the graph after a pass, and end: {', '.join(each.name for each in PASSES)}",
     )
-    parser.add_argument("--timings", action="store_true", help="print what each pass took")
+    group.add_argument("--timings", action="store_true", help="print what each pass took")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module = load_file(arguments.file, "model", "batch", "step")
+    module = import_file(arguments)
     program = trace_file(module, arguments)
     if arguments.dump_after:
         machine = given_machine(arguments)
@@ -65,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(facts))
         return 0
+    print(strategy_text(arguments, program.graph.mesh))
     if program.history:
         print(program.history_as_code())
     print(job.summary())
@@ -76,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.timings:
         print("\n".join(f"{name:<10} {1e3 * took:9.1f} ms" for name, took in job.seconds.items()))
     for name in written:
-        print(f"wrote {name}")
+        print(f"wrote {name}; to train it: piper train {name} --data {arguments.file} --steps 10")
     return 0
 
 
@@ -97,7 +109,7 @@ def _save(job: Job, path: str) -> None:
     try:
         job.evaluation()
     except PiperError as error:
-        print(f"note: saved without an evaluation: {error.message}", file=sys.stderr)
+        note(f"saved without an evaluation: {error.message}")
         job.save(path, evaluation=False)
     else:
         job.save(path)

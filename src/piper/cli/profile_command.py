@@ -7,11 +7,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from piper.cli.launch_options import add_launch_arguments, launch_options
+from piper.cli.launch_options import add_launch_arguments, launch_options, settle_launch
 from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.machine_options import add_machine_arguments, given_machine
-from piper.cli.user_file import add_program_arguments, load_file, trace_file
-from piper.errors import FileError
+from piper.cli.user_file import add_program_arguments, import_file, trace_file
+from piper.errors import FileError, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,11 @@ _SHOWN = 12
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "profile",
+        words="FILE.py|JOB.toml [options]",
+        examples=(
+            "piper profile FILE.py --dp 2 --out machine.json",
+            "piper profile FILE.py --dp 2 --machine machine.json",
+        ),
         help="measure a machine, and predicted against measured steps",
         description="Calibrate links and bodies, train some steps on one batch, and compare. With "
         "--machine the plan is made for that one and held to it, and nothing is calibrated.",
@@ -54,20 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
     for path in filter(None, files):
         check_output(path)
     if arguments.steps < 1:
-        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+        raise OptionError(f"--steps {arguments.steps}", legal="at least 1")
     if arguments.out and not arguments.out.endswith(".json"):
-        raise FileError(f"--out {arguments.out}", legal="--out FILE.json")
+        raise OptionError(f"--out {arguments.out}", legal="--out FILE.json")
     written = [path for path in (arguments.out, arguments.record, arguments.predicted) if path]
     for path in written:
         check_writable(path)
     if len(set(map(os.path.realpath, written))) < len(written):
         raise FileError(f"one file for several: {', '.join(written)}", legal="a file for each")
+    settle_launch(arguments, LAUNCHERS)
     options = launch_options(arguments)
     machine = given_machine(arguments)
     if arguments.launch == "local":
         warm_up()
     try:
-        module = load_file(arguments.file, "model", "batch", "step")
+        module = import_file(arguments)
         job = lowered(trace_file(module, arguments), module, arguments)
         found = profile(
             job,

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from piper.cli.user_file import schedule_function
-from piper.errors import FileError
+from piper.errors import FileError, OptionError
 from piper.schedules import SCHEDULES, Costs, Table, describe, parse_costs, read_table, replay
 from piper.schedules import schedule as make_table
 from piper.schedules.catalog import is_file
@@ -25,6 +25,13 @@ from piper.schedules.table_timeline import draw_svg, draw_text
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "schedule",
+        words="NAME|FILE [options]",
+        examples=(
+            "piper schedule --list",
+            "piper schedule dualpipev --ranks 4 --microbatches 8",
+            "piper schedule zb_h1 --costs F=1,BI=1,BW=0.5,comm=0.1",
+            "piper schedule mine.csv                                  # is it legal?",
+        ),
         help="draw, replay and check a pipeline schedule",
         description="Draw and replay a schedule by name, or check a table of your own.",
     )
@@ -35,16 +42,21 @@ def add_parser(commands: Any) -> None:
         help="see --list; or FILE.csv, FILE.json, FILE.py:FUNCTION",
     )
     parser.add_argument("--list", action="store_true", help="list the schedules by name")
-    parser.add_argument("--ranks", "--pp", type=int, metavar="N", help="pipeline ranks (4)")
     parser.add_argument(
-        "--microbatches", type=int, metavar="M", help="microbatches (twice the ranks)"
+        "--ranks", "--pp", type=int, metavar="N", help="pipeline ranks (default: 4)"
     )
     parser.add_argument(
-        "--stages-per-rank", type=int, metavar="V", help="for those that let you choose"
+        "--microbatches", type=int, metavar="M", help="microbatches (default: twice the ranks)"
+    )
+    parser.add_argument(
+        "--stages-per-rank",
+        type=int,
+        metavar="V",
+        help="for schedules that let you choose (default: as usual)",
     )
     parser.add_argument(
         "--costs", default="", metavar="F=..,BI=..,BW=..,comm=..",
-        help="times (1, and 0 for comm); also B= and F&B=; F=1:1.2 gives each stage its own",
+        help="times (default: 1, and 0 for comm); also B= and F&B=; F=1:1.2 gives each stage its own",
     )  # fmt: skip
     parser.add_argument(
         "--max-in-flight", type=float, metavar="K", help="auto: microbatches a rank may hold"
@@ -53,9 +65,14 @@ def add_parser(commands: Any) -> None:
         "--kept",
         type=float,
         metavar="SHARE",
-        help="auto: share of a microbatch held from BI to BW (1)",
+        help="auto: share of a microbatch held from BI to BW (default: 1)",
     )
-    parser.add_argument("--format", choices=("text", "csv", "json", "svg"), default="text")
+    parser.add_argument(
+        "--format",
+        choices=("text", "csv", "json", "svg"),
+        default="text",
+        help="of what is printed",
+    )
     parser.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="of the text form"
     )
@@ -97,7 +114,7 @@ def _table(arguments: argparse.Namespace, costs: Costs) -> Table:
     for option in ("max_in_flight", "kept"):
         if getattr(arguments, option) is not None:
             if name != "auto":
-                raise FileError(
+                raise OptionError(
                     f"--{option.replace('_', '-')} is not for {name}", legal="piper schedule auto"
                 )
             options[option] = getattr(arguments, option)

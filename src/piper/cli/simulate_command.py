@@ -9,6 +9,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.device_option import spoken_device
 from piper.cli.lowering_options import add_lowering_arguments, lowered, refuse_with_plan
 from piper.cli.machine_options import (
     MACHINE_OPTIONS,
@@ -16,8 +17,8 @@ from piper.cli.machine_options import (
     chosen_machine,
     given_machine,
 )
-from piper.cli.user_file import add_program_arguments, load_file, trace_file
-from piper.errors import FileError
+from piper.cli.user_file import add_program_arguments, import_file, trace_file
+from piper.errors import FileError, OptionError
 
 if TYPE_CHECKING:
     from piper.cost.machine import Machine
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "simulate",
+        words="FILE.py|JOB.toml|PLAN.json [options]",
+        examples=(
+            "piper simulate FILE.py --pp 4 --microbatches 8 --machine h100 --gantt",
+            "piper simulate PLAN.json --slow-rank 3:1.5 --out STEP.timeline",
+        ),
         help="predict what a step takes, and why",
         description="Run the tasks of a plan on a model of a machine.",
     )
@@ -79,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.out:
         check_output(path)
     if arguments.steps < 1:
-        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+        raise OptionError(f"--steps {arguments.steps}", legal="at least 1")
     disturbances = _disturbances(arguments)
     if arguments.expected:
         return _expected(arguments)
@@ -126,11 +132,11 @@ def _expected(arguments: argparse.Namespace) -> int:
         raise FileError(f"{arguments.file} has its order already", legal="FILE.py --expected")
     for name in ("by_rank", "slow_rank", "slow_link", "slow_body", "jitter"):
         if getattr(arguments, name):
-            raise FileError(f"--expected and --{name.replace('_', '-')}", legal="one of them")
-    module = load_file(arguments.file, "model", "batch", "step")
+            raise OptionError(f"--expected and --{name.replace('_', '-')}", legal="one of them")
+    module = import_file(arguments)
     machine = given_machine(arguments) or NOMINAL
     timeline = trace_file(module, arguments).expected(
-        device=arguments.device or "cpu",
+        device=spoken_device(arguments),
         precision=arguments.precision,
         clip=arguments.clip,
         machine=machine,
@@ -155,7 +161,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
         refuse_with_plan(arguments, but=(*MACHINE_OPTIONS, "seed"))
         return read_plan(arguments.file)
-    module = load_file(arguments.file, "model", "batch", "step")
+    module = import_file(arguments)
     return lowered(trace_file(module, arguments), module, arguments).plan
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.elastic_jobs import check_elastic, elastic_jobs
-from piper.cli.launch_options import LAUNCHERS, add_launch_arguments, launch_options
+from piper.cli.launch_options import LAUNCHERS, add_launch_arguments, launch_options, settle_launch
 from piper.cli.lowering_options import add_lowering_arguments, lowered, refuse_with_plan
 from piper.cli.machine_options import add_machine_arguments
+from piper.cli.stage_lines import note, remark, stage
 from piper.cli.torchrun_starts import TERMINATED, mistaken, start_until_done
-from piper.cli.user_file import add_program_arguments, load_file, trace_file
-from piper.errors import FileError, PiperError, RankLost
+from piper.cli.user_file import add_program_arguments, import_file, load_file, trace_file
+from piper.errors import FileError, OptionError, PiperError, RankLost
 
 if TYPE_CHECKING:
     from piper.api.job import Job
@@ -27,22 +29,46 @@ INTERRUPTED = 130
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("train", help="train a model under a strategy, or a saved plan")
+    parser = commands.add_parser(
+        "train",
+        words="FILE.py|JOB.toml|PLAN.json --steps N [options]",
+        help="train a model under a strategy, or a saved plan",
+        description="Train the model of FILE.py on the ranks of a strategy: its own strategy(s), or "
+        "the degrees of these options.",
+        examples=(
+            "piper train FILE.py --steps 100                          # one device, or its strategy(s)",
+            "piper train FILE.py --steps 100 --pp 2 --dp 2 --zero 2 --microbatches 4 --clip 1",
+            "piper train FILE.py --steps 100 --checkpoint RUN --every 50 --resume",
+            "piper train JOB.toml --dp 4                              # options from a file, but dp",
+            "piper train PLAN.json --data FILE.py --steps 100         # what piper plan --out wrote",
+            "torchrun --nproc-per-node 4 -m piper train FILE.py --steps 100 --dp 4",
+        ),
+    )
     add_program_arguments(parser, more="; or PLAN.json, as written by piper plan --out")
-    parser.add_argument("--steps", type=int, required=True, metavar="N")
     group = parser.add_argument_group("where")
     add_launch_arguments(group, tuple(LAUNCHERS))
     group.add_argument(
-        "--nproc", type=int, metavar="N", help="ranks; without a strategy, N data ranks"
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="ranks; without a strategy, N data ranks (default: those of the strategy)",
     )
     group = add_lowering_arguments(parser)
+    group.add_argument("--steps", type=int, required=True, metavar="N", help="to train, in all")
     group.add_argument(
         "--data",
         metavar="FILE",
         help="with PLAN.json: a Python file with data(share) or batch(), maybe validation(share)",
     )
     group.add_argument(
-        "--evaluate-every", type=int, default=0, metavar="N", help="steps, on validation(share)"
+        "--log-every", type=int, default=1, metavar="N", help="print every Nth step (default: 1)"
+    )
+    group.add_argument(
+        "--evaluate-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="steps between evaluations on validation(share) (default: only at the end)",
     )
     group.add_argument(
         "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
@@ -52,10 +78,14 @@ def add_parser(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="times that data which fails is tried again",
+        help="times that data which fails is tried again (default: 0)",
     )
     group.add_argument(
-        "--skip-unreadable", type=int, default=0, metavar="N", help="batches that may be left out"
+        "--skip-unreadable",
+        type=int,
+        default=0,
+        metavar="N",
+        help="batches that may be left out (default: 0)",
     )
     add_machine_arguments(parser.add_argument_group("machine"))
     group = parser.add_argument_group("timeline")
@@ -71,7 +101,9 @@ def add_parser(commands: Any) -> None:
     group.add_argument(
         "--checkpoint", metavar="DIR", help="save into DIR, at the end and on SIGTERM"
     )
-    group.add_argument("--every", type=int, metavar="N", help="save every N steps, too")
+    group.add_argument(
+        "--every", type=int, metavar="N", help="save every N steps, too (default: no)"
+    )
     group.add_argument("--keep", type=int, metavar="K", help="keep the latest K (default: all)")
     group.add_argument(
         "--resume", action="store_true", help="go on from the latest one in DIR, if there is any"
@@ -89,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     from piper.runtime.launch.signals import default_signals
 
     default_signals()
+    settle_launch(arguments, LAUNCHERS)
     options = launch_options(arguments)
     if arguments.launch != "local":
         try:
@@ -106,15 +139,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
-    from piper.runtime.launch.torchrun import under_torchrun
+    from piper.runtime.launch.torchrun_environment import under_torchrun
 
+    for name in ("steps", "log_every"):
+        if getattr(arguments, name) < 1:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} {getattr(arguments, name)}", legal="at least 1")
     saved = arguments.file.endswith(".json")
     if saved:
         module = _data_module(arguments)
     else:
-        module = load_file(arguments.file, "model", "batch", "step")
+        module = import_file(arguments)
         if arguments.data:
-            raise FileError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
+            raise OptionError(f"--data, but {arguments.file} has its own", legal="PLAN.json --data")
     if arguments.elastic:
         check_elastic(module, arguments)
     if arguments.launch != "torchrun" or under_torchrun():
@@ -129,7 +166,11 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     own = _without_nproc(arguments.argv)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*torchrun, "--nproc-per-node", str(num_ranks), "-m", "piper", *own]
+    remark(
+        arguments, f"starting torchrun with {num_ranks} ranks, each of which does the same again"
+    )
     sys.stdout.flush()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, and say so at length
     if arguments.elastic:
         return start_until_done(command, arguments.checkpoint)
     return os.execv(sys.executable, command)
@@ -164,7 +205,8 @@ def _saved_job(arguments: argparse.Namespace) -> Job:
     import piper
 
     refuse_with_plan(arguments)
-    job = piper.load_job(arguments.file)
+    with stage(arguments, f"reading {arguments.file}", f"read and proved {arguments.file}"):
+        job = piper.load_job(arguments.file)
     _check_ranks(arguments, job.plan.mesh)
     return job
 
@@ -201,10 +243,10 @@ def _train(
     data = getattr(module, "data", None)
     if data is None:
         file = arguments.data or arguments.file
-        _note(arguments, f"{file} has no data(share): each step makes a batch()")
+        note(f"{file} has no data(share): each step makes a batch()")
         seed = (arguments.seed or 0) if isinstance(job, Elastic) else job.plan.seed
         data = MadeBatches(module.batch, seed=seed)
-    last = _Last()
+    last = _Last(arguments)
     try:
         training = piper.train(
             job,
@@ -218,6 +260,7 @@ def _train(
             stop_on_nan=arguments.stop_on_nan,
             read_again=arguments.read_again,
             skip_unreadable=arguments.skip_unreadable,
+            log_every=arguments.log_every,
             callbacks=[last],
             checkpoint=arguments.checkpoint,
             checkpoint_every=arguments.every,
@@ -236,9 +279,17 @@ def _train(
 
 
 class _Last:
-    """A callback that keeps what there is to say of the last step."""
+    """A callback that keeps what there is to say of the last step, and says when training begins."""
 
     step = "no step"
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments, self.begun = arguments, time.perf_counter()
+
+    def on_start(self, facts: dict[str, Any]) -> None:
+        ranks, seconds = facts["ranks"], time.perf_counter() - self.begun
+        who = "1 rank is" if ranks == 1 else f"{ranks} ranks are"
+        remark(self.arguments, f"{who} ready after {seconds:.1f} s")
 
     def on_step(self, record: Record) -> None:
         self.step = f"step {record.step}: loss {record.loss:.4f}"
@@ -256,25 +307,26 @@ def _program(module: ModuleType, arguments: argparse.Namespace) -> Any:
 
 
 def _wanted_ranks(arguments: argparse.Namespace) -> int | None:
-    from piper.runtime.launch.torchrun import under_torchrun
+    from piper.runtime.launch.torchrun_environment import under_torchrun
 
     wanted: int | None = arguments.nproc
     if arguments.launch == "torchrun" and under_torchrun():
         wanted = int(os.environ["WORLD_SIZE"])
     if wanted is not None and wanted < 1:
-        raise FileError(f"--nproc {wanted}", legal="at least 1")
+        raise OptionError(f"--nproc {wanted}", legal="at least 1")
     return wanted
 
 
 def _check_ranks(arguments: argparse.Namespace, mesh: Mesh) -> None:
     wanted = _wanted_ranks(arguments)
-    if wanted is not None and wanted != mesh.size:
-        raise FileError(
-            f"--nproc {wanted}, but the strategy has {mesh.size} ranks ({mesh})",
-            legal=f"--nproc {mesh.size}, or other degrees",
+    if wanted is None or wanted == mesh.size:
+        return
+    if arguments.nproc is None:
+        raise OptionError(
+            f"torchrun started {wanted} ranks, but the strategy has {mesh.size} ({mesh})",
+            legal=f"--nproc-per-node {mesh.size}, over all nodes, or other degrees",
         )
-
-
-def _note(arguments: argparse.Namespace, text: str) -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(f"note: {text}", file=sys.stderr)
+    raise OptionError(
+        f"--nproc {wanted}, but the strategy has {mesh.ranks_text}",
+        legal=f"--nproc {mesh.size}, or other degrees",
+    )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from piper.cli.machine_options import given_machine
-from piper.errors import FileError, did_you_mean
+from piper.cli.stage_lines import note, remark, stage
+from piper.errors import FileError, OptionError, did_you_mean
 from piper.files import module_of
 from piper.ir.attention_forms import ATTENTION
+from piper.mesh import Mesh
 
 DEGREES = (
     "pp",
@@ -38,7 +39,10 @@ STRATEGY_OPTIONS = ("strategy", "mean", *DEGREES)
 def add_program_arguments(parser: argparse.ArgumentParser, *, more: str = "") -> None:
     parser.add_argument(
         "file",
-        help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)" + more,
+        metavar="FILE.py",
+        help="a Python file with model(), batch(), step(model, batch), maybe strategy(s)"
+        + more
+        + "; or JOB.toml: a file of these options",
     )
     add_strategy_arguments(parser)
 
@@ -52,17 +56,21 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a Python file with strategy(s), or a .json file of the published form",
     )
-    group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks")
-    group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them")
-    group.add_argument("--ep", type=int, metavar="N", help="ranks that share experts; divides dp")
-    group.add_argument("--tp", type=int, metavar="N", help="ranks that share tensors")
+    group.add_argument("--pp", type=int, metavar="N", help="pipeline ranks (default: 1)")
+    group.add_argument("--dp", type=int, metavar="N", help="data ranks, all of them (default: 1)")
+    group.add_argument(
+        "--ep", type=int, metavar="N", help="ranks that share experts; divides --dp (default: 1)"
+    )
+    group.add_argument("--tp", type=int, metavar="N", help="ranks that share tensors (default: 1)")
     group.add_argument(
         "--sp",
         action="store_true",
         default=None,
         help="with --tp: cut sequences, too, where tensors are not (sequence parallelism)",
     )
-    group.add_argument("--cp", type=int, metavar="N", help="ranks that share sequences")
+    group.add_argument(
+        "--cp", type=int, metavar="N", help="ranks that share sequences (default: 1)"
+    )
     group.add_argument(
         "--cp-attention",
         choices=ATTENTION,
@@ -72,48 +80,72 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--schedule",
         metavar="NAME",
-        help="see `piper schedule --list`; or FILE.csv, FILE.json, FILE.py:FUNCTION",
-    )
-    group.add_argument("--microbatches", type=int, metavar="M", help="microbatches per data rank")
-    group.add_argument(
-        "--zero", type=int, metavar="N", help="0 to 3: how much of the state is cut over data ranks"
+        help="see `piper schedule --list`; or FILE.csv, FILE.json, FILE.py:FUNCTION (default: 1f1b)",
     )
     group.add_argument(
-        "--bucket-size", metavar="SIZE", help="parameters reduced or gathered at once: 25MiB"
+        "--microbatches", type=int, metavar="M", help="microbatches per data rank (default: 1)"
+    )
+    group.add_argument(
+        "--zero",
+        type=int,
+        metavar="N",
+        help="what is cut over data ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also "
+        "parameters (default: 0)",
+    )
+    group.add_argument(
+        "--bucket-size",
+        metavar="SIZE",
+        help="parameters reduced or gathered at once: 25MiB (default: by the model's size)",
     )
     group.add_argument(
         "--reduce-every",
         type=_cadence,
         metavar="N",
-        help="microbatches between reductions of gradients (ZeRO 2 and 3), or step: once",
+        help="microbatches between reductions of gradients (--zero 2 and 3), or step: once (default: by "
+        "memory)",
     )
     group.add_argument(
         "--reuse",
         type=_cadence,
         metavar="N",
-        help="uses that one gather of parameters serves (ZeRO 3), or step: all of them",
+        help="uses that one gather of parameters serves (--zero 3), or step: all (default: by memory)",
     )
     group.add_argument(
         "--recompute",
         choices=("nothing", "expensive", "everything"),
-        help="what to keep for backwards; all else is computed again",
+        help="what to keep for backwards; all else is computed again (default: everything)",
     )
     group.add_argument(
         "--costs",
         choices=("measure",),
-        help="cut a model without tags by what its modules take on this machine, not by estimates",
+        help="cut a model without tags by what its modules take on this machine (default: by "
+        "estimates)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--mean",
         choices=("microbatch", "batch"),
-        help="batch: a mean loss is over all targets of the batch that are not ignore_index",
+        help="what a mean loss is over: each microbatch (default), or all targets of the batch that "
+        "are not ignore_index",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    add_output_arguments(parser)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> Any:
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print JSON, errors as well")
+    group.add_argument("--debug", action="store_true", help="show tracebacks")
+    return group
 
 
 def _cadence(text: str) -> int | str:
     return int(text) if text.isdigit() else text
+
+
+def import_file(arguments: argparse.Namespace) -> ModuleType:
+    """The user's FILE, as a module with all that a program needs."""
+    file = arguments.file
+    with stage(arguments, f"importing torch and {file}", f"imported torch and {file}"):
+        return load_file(file, "model", "batch", "step")
 
 
 def load_file(path: str, *needed: str) -> ModuleType:
@@ -129,9 +161,18 @@ def load_file(path: str, *needed: str) -> ModuleType:
     if missing:
         raise FileError(
             f"{path} does not define {', '.join(f'{name}()' for name in missing)}",
+            details=[f"def {name}(): return {found}" for name, found in _near(module, missing)],
             legal="model(), batch(), step(model, batch) and optionally strategy(s)",
         )
     return module
+
+
+def _near(module: ModuleType, missing: list[str]) -> Iterator[tuple[str, str]]:
+    """What the file has instead of functions that it should define: a class Model, a tensor batch."""
+    for name in missing:
+        for own, value in vars(module).items():
+            if own.lower() == name and name != "step":
+                yield name, f"{own}()" if callable(value) else own
 
 
 def schedule_function(name: str) -> Any:
@@ -167,12 +208,12 @@ def chosen_strategy(
     from piper.strategies import parallel
 
     degrees = {name: getattr(arguments, name) for name in DEGREES if getattr(arguments, name)}
-    for name in ("pp", "dp", "ep", "microbatches"):
+    for name in ("pp", "dp", "ep", "tp", "cp", "microbatches"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise FileError(f"--{name} {getattr(arguments, name)}", legal="at least 1")
+            raise OptionError(f"--{name} {getattr(arguments, name)}", legal="at least 1")
     if arguments.strategy:
         if degrees:
-            raise FileError(
+            raise OptionError(
                 "--strategy and degrees of parallelism exclude each other",
                 legal="--strategy FILE, or --pp --dp --ep --zero --schedule --microbatches ...",
             )
@@ -181,7 +222,7 @@ def chosen_strategy(
         return load_file(arguments.strategy, "strategy").strategy
     if degrees:
         if hasattr(module, "strategy"):
-            print(f"note: these options replace strategy(s) of {arguments.file}", file=sys.stderr)
+            note(f"these options replace strategy(s) of {arguments.file}")
         if "schedule" in degrees:
             degrees["schedule"] = schedule_function(degrees["schedule"])
         precision = getattr(arguments, "precision", None)
@@ -208,7 +249,33 @@ def trace_file(
     from piper.training.precision import doubled, doubled_model
 
     make_model = doubled_model(module.model) if double else module.model
-    batch = doubled(module.batch()) if double else module.batch()
-    program = piper.trace(make_model, batch, module.step, mean=arguments.mean or "microbatch")
+    with stage(arguments, f"tracing {arguments.file}", f"traced {arguments.file}"):
+        batch = doubled(module.batch()) if double else module.batch()
+        program = piper.trace(make_model, batch, module.step, mean=arguments.mean or "microbatch")
     strategy = (chosen_strategy(arguments, module) if own else None) or default
-    return program.apply(strategy) if strategy else program
+    if strategy:
+        with stage(arguments, "applying the strategy", "applied the strategy"):
+            program = program.apply(strategy)
+    if own:
+        remark(arguments, strategy_text(arguments, program.graph.mesh))
+    return program
+
+
+def strategy_text(arguments: argparse.Namespace, mesh: Mesh) -> str:
+    """The strategy as the command line says it, and the mesh that it makes."""
+    ranks = "1 rank" if mesh.size == 1 else f"{mesh.size} ranks"
+    made = f"{ranks}, mesh {mesh}" if mesh.axes else "one device"
+    words = []
+    for name in DEGREES:
+        value = getattr(arguments, name)
+        if value:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    if arguments.strategy:
+        words = ["--strategy", arguments.strategy]
+    if not words:
+        return f"strategy: {made}"
+    counted = ""
+    if arguments.ep and arguments.ep > 1:
+        dp = dict(mesh.axes).get("dp", 1)
+        counted = f" (the {arguments.dp} data ranks are dp={dp} x ep={arguments.ep})"
+    return f"strategy {' '.join(words)}: {made}{counted}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from piper.cli.lowering_options import add_weights_argument
 from piper.cli.machine_options import add_machine_arguments, given_machine
-from piper.cli.user_file import add_program_arguments, load_file, trace_file
-from piper.errors import FileError
+from piper.cli.user_file import add_program_arguments, import_file, trace_file
+from piper.errors import OptionError
 
 if TYPE_CHECKING:
     from piper.frontend.islands import Island
@@ -23,21 +23,32 @@ _NAMED = 4  # tensors and places that are printed; JSON has all
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("verify", help="compare a strategy with one device, in float64")
-    add_program_arguments(parser)
-    parser.add_argument(
-        "--steps", type=int, default=3, help="steps of the file's optimizer, else AdamW (default 3)"
+    parser = commands.add_parser(
+        "verify",
+        words="FILE.py|JOB.toml [options]",
+        help="compare a strategy with one device, in float64",
+        description="Train the model under the strategy and on one device, in float64, and compare "
+        "losses, gradients and parameters. The exit code is 1 if they differ.",
+        examples=(
+            "piper verify FILE.py --pp 2 --dp 2 --zero 3 --microbatches 4",
+            "piper verify FILE.py --dp 2 --launch local               # on processes",
+        ),
     )
-    parser.add_argument(
+    add_program_arguments(parser)
+    group = parser.add_argument_group("comparison")
+    group.add_argument(
+        "--steps", type=int, default=3, metavar="N", help="of the file's optimizer, else AdamW"
+    )
+    group.add_argument(
         "--launch",
         choices=("loopback", "local"),
         default="loopback",
         help="all ranks in this process (default), or one process per rank",
     )
-    parser.add_argument(
+    group.add_argument(
         "--adversary", action="store_true", help="loopback: delay streams, poison freed memory"
     )
-    add_weights_argument(parser)
+    add_weights_argument(group)
     add_machine_arguments(parser.add_argument_group("machine"))
     parser.set_defaults(run=run)
 
@@ -47,10 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     from piper.training.verdict import ADAMW, verify
 
     if arguments.steps < 1:
-        raise FileError(f"--steps {arguments.steps}", legal="at least 1")
+        raise OptionError(f"--steps {arguments.steps}", legal="at least 1")
     if arguments.adversary and arguments.launch != "loopback":
-        raise FileError("--adversary goes with --launch loopback")
-    module = load_file(arguments.file, "model", "batch", "step")
+        raise OptionError("--adversary goes with --launch loopback")
+    module = import_file(arguments)
     program = trace_file(module, arguments, double=True)
     batches = [doubled(module.batch()) for _ in range(arguments.steps)]
     options: dict[str, Any] = {"adversary": True} if arguments.adversary else {}

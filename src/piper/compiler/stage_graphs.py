@@ -20,7 +20,7 @@ from piper.ir.history import Record
 from piper.ir.layouts import Split
 from piper.ir.precisions import Precision, precision_of
 from piper.ir.well_formed import verify
-from piper.runtime.launch.torchrun import under_torchrun
+from piper.runtime.launch.torchrun_environment import under_torchrun
 from piper.schedules.action_costs import Costs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from piper.ir.communication import communication
+from piper.ir.form.screen import listed, on_a_screen
 from piper.ir.nodes import Chunk, Comm, Node, Update
 from piper.ir.select import Selector
 from piper.ir.values import Value
@@ -169,6 +170,20 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     def comms(self) -> list[Comm]:
         return [node for node in self.nodes.values() if isinstance(node, Comm)]
 
+    def headline(self) -> str:
+        """How large it is, in a line."""
+        nodes = f"{len(self.nodes)} nodes, {len(self.values)} Values"
+        return f"{self.level} graph of {nodes}, mesh {self.mesh}"
+
+    def __repr__(self) -> str:
+        """What it has of which kind, and the first nodes, as far as they fit a screen."""
+        kinds: Counter[str] = Counter()
+        for node in self.nodes.values():
+            kinds[node.phase if isinstance(node, Chunk) else _kind(node)] += 1
+        counts = ", ".join(f"{num} {kind}" for kind, num in kinds.items())
+        lines = [f"Graph: {self.headline()}", f"  {counts}", *listed(list(self.nodes))]
+        return on_a_screen(lines, more="piper.ir.form.graph_text.graph_to_text(graph)")
+
     def replacing(self, changed: dict[str, Node], values: dict[str, Value] | None = None) -> Graph:
         """The same graph with some nodes (and Values) changed but not retagged; costs what changed."""
         graph = msgspec.structs.replace(
@@ -194,3 +209,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         for split in self.splits:
             index = index * split.num + (node.tag(split.tag) or 0)
         return index
+
+
+def _kind(node: Node) -> str:
+    return node.comm if isinstance(node, Comm) else type(node).__name__

@@ -10,6 +10,7 @@ from typing_extensions import TypeVar
 
 from piper.directives.registry import read_directive
 from piper.errors import PlanError
+from piper.ir.form.screen import on_a_screen
 from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
 from piper.ir.history import Record
@@ -162,6 +163,13 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
     def batch_shapes(self) -> Shapes:
         """Of the leaves of a global batch."""
         return tuple((name, leaf.shape) for name, leaf in self.batch.items())
+
+    def __repr__(self) -> str:
+        """A summary, as far as it fits a screen."""
+        from piper.plan.report.summary import summarize  # which reads plans
+
+        lines = ["Plan", *summarize(self).splitlines()]
+        return on_a_screen(lines, more="piper.plan.report.plan_text.plan_to_text(plan)")
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

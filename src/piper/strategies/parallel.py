@@ -67,13 +67,15 @@ def parallel(
     a `machine`, where one is given, computing in a `precision`: both as in `lower`.
     """
     if ep < 1 or dp % ep:
-        raise MeshError(f"ep={ep} does not divide dp={dp}", legal="ep that divides dp")
+        raise MeshError(
+            f"ep={ep} does not divide dp={dp}", legal=f"ep=1, or another divisor of dp={dp}"
+        )
     if sp and tp == 1:
-        raise MeshError("sp, but no ranks share tensors", legal="tp=2 or more with sp")
+        raise MeshError("sp=True, but no ranks share tensors", legal="tp=2 or more with sp=True")
     if cp == 1 and cp_attention != "gather":
         raise MeshError(
             f"cp_attention={cp_attention!r}, but no ranks share sequences",
-            legal="cp=2 or more with cp_attention",
+            legal=f"cp=2 or more with cp_attention={cp_attention!r}",
         )
     check_known(schedule)
     if isinstance(schedule, os.PathLike) or (isinstance(schedule, str) and is_file(schedule)):
@@ -87,7 +89,7 @@ def parallel(
         if costs is not None and (pp == 1 or s.tags.get(stage_tag)):
             raise ScheduleError(
                 f"costs={costs!r}, but no stages are cut",
-                legal=f"pp > 1 and a model without {stage_tag} tags, or no costs",
+                legal=f"pp=2 or more and a model without {stage_tag} tags, or no costs",
             )
         mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep, **_more(cp=cp, tp=tp))
         if ep > 1 and not s.tags.get(expert_tag):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import piper
 from piper.runtime.launch.mps import CONTROL
 from piper.training.links import measure_links
 
@@ -34,7 +35,7 @@ def examine() -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "piper": _version("piper")}
+    found = {"python": platform.python_version(), "piper": piper.__version__}
     found |= {
         "torch": torch.__version__,
         "numpy": _version("numpy"),

@@ -24,6 +24,7 @@ class Log:
             raise RunError(f"log={kind!r}", legal=", ".join(LOGS))
         self.kind = kind
         self.unit = unit
+        self.every = 1  # steps of which one has a line
         self.out = out or sys.stdout
         self.colour = kind == "auto" and self.out.isatty() and "NO_COLOR" not in os.environ
 
@@ -39,6 +40,8 @@ class Log:
         self._say(facts, f"warning: step {step}: {text}")
 
     def step(self, record: Record, steps: int | None, eta: float | None) -> None:
+        if record.step % self.every and record.step not in (1, steps) and not record.not_finite:
+            return
         facts = {"event": "step", "steps": steps, **record.facts(), "unit": self.unit, "eta": eta}
         del facts["evaluation"]
         self._say(facts, step_text(record, steps, eta, unit=self.unit, colour=self.colour))

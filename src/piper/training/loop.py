@@ -49,6 +49,7 @@ def train(
     evaluate: Any = None,
     evaluate_every: int = 0,
     log: str = "auto",
+    log_every: int = 1,
     callbacks: Sequence[Any] = (),
     stop_on_nan: bool = False,
     read_again: int = 0,
@@ -71,7 +72,8 @@ def train(
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
     the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
-    "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
+    "auto", "text", "json" or "none"; under torchrun rank 0 prints. It has every `log_every`th step, the
+    first, the last and those that are not finite. `callbacks` are told of each
     step and more (`piper.Callback`); one that raises ends the training.
     Data that raises is read again up to `read_again` times; then up to `skip_unreadable` batches are
     left out, by all ranks together, before it is an error.
@@ -84,6 +86,8 @@ def train(
     `record` is a file for the Timeline of `record_steps`: "20:23" are the steps 20, 21 and 22.
     """
     _check(steps, evaluate, evaluate_every)
+    if not isinstance(log_every, int) or log_every < 1:
+        raise RunError(f"log_every={log_every!r}", legal="steps between lines, at least 1")
     check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
     policy = ReadPolicy(read_again, skip_unreadable)
@@ -96,6 +100,7 @@ def train(
         told.silent = not speaks(job, launch)
         before = checkpoint if resume or attempt else None
         with opened(job, launch, log, launch_options, before) as (run, lines):
+            lines.every = log_every
             begun = progress_of(run) if run.resumed else start or Progress()
             recorder.begin(run, lines)
             loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder)
@@ -198,6 +203,8 @@ class _Loop:
             _prepare_evaluation(self.run, evaluate)
         self.callbacks.tell("on_start", self._facts())
         self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
+        # Evaluation is compiled, and files of data are imported: the first step has neither in it.
+        self.begun = self.since = time.perf_counter()
         for batch in islice(self.batches, self.meter.steps):
             self.step(batch)
             if saver and self.meter.num == 1:

@@ -12,7 +12,7 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan
 from piper.runtime.launch.pool import Pool
-from piper.runtime.launch.torchrun import under_torchrun
+from piper.runtime.launch.torchrun_environment import under_torchrun
 from piper.training.checkpointing import newest
 from piper.training.line import Log
 from piper.training.meter import unit_of
@@ -62,6 +62,6 @@ def opened(
     with (
         job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
     ):
-        where = f"{job.plan.mesh.size} ranks ({job.plan.mesh})"
+        where = job.plan.mesh.ranks_text
         lines.note(f"{where}, precision {job.plan.precision}, plan {job.plan.content_hash()}")
         yield run, lines

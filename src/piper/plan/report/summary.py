@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from piper.directives.order import Order
 from piper.plan.memory_ledger import planned_load
@@ -14,7 +15,7 @@ from piper.schedules.table import Table
 _NAMED = 4  # parameters that a line names
 
 
-def summarize(plan: Plan) -> str:
+def summarize(plan: Plan[Any]) -> str:
     lines = [
         f"plan {plan.content_hash()}: mesh {plan.mesh}, {plan.mesh.size} ranks, "
         f"{plan.num_data_ranks} data ranks x {plan.num_microbatches} microbatches",

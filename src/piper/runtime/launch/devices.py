@@ -26,7 +26,9 @@ def devices_of(num_ranks: int, device: str, ranks_per_gpu: int = 1) -> list[str]
         raise RunError(
             f"{num_ranks} ranks, {ranks_per_gpu} on each GPU, but there "
             f"{'is' if cards == 1 else 'are'} {cards}",
-            legal=f"ranks_per_gpu={-(-num_ranks // cards)}" if cards else 'lower(device="cpu")',
+            legal=f'ranks_per_gpu={-(-num_ranks // cards)}, or lower(device="cpu")'
+            if cards
+            else 'lower(device="cpu")',
         )
     return [f"cuda:{rank // ranks_per_gpu}" for rank in range(num_ranks)]
 

@@ -24,18 +24,13 @@ from piper.runtime.launch.devices import devices_of
 from piper.runtime.launch.member import Member, join, leave, told
 from piper.runtime.launch.pool import Reading
 from piper.runtime.launch.shares import agreed_shapes
+from piper.runtime.launch.torchrun_environment import NEEDED
 from piper.runtime.order.host_order import PeerError
 
 START_SECONDS = 300
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 1.5  # for other ranks to say where they are
 QUIET_SECONDS = 15  # for the rank that speaks, before the others end by themselves
-NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun, or something like it, started."""
-    return all(name in os.environ for name in NEEDED)
 
 
 class TorchrunPool:

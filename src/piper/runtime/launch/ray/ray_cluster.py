@@ -24,7 +24,9 @@ def load_ray() -> Any:
         import ray.cloudpickle
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise RunError(f"Ray is not there: {error}", legal="pip install 'piper[ray]'") from None
+        raise RunError(
+            f"Ray is not there: {error}", legal="pip install 'piper-distributed[ray]'"
+        ) from None
     return ray
 
 

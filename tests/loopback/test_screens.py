@@ -1,0 +1,59 @@
+"""Programs, graphs, plans, jobs and runs at a prompt: what is shown of them fits a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import piper
+from piper.ir.form.screen import COLUMNS, LINES, listed, on_a_screen
+from piper.strategies import parallel
+from tests.zoo import program_of
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[dict[str, object]]:
+    traced = program_of("moe")
+    program = traced.apply(parallel(pp=2, dp=2, zero=3, microbatches=4, schedule="zb_h1"))
+    job = program.lower(precision="bf16")
+    with job.launch("loopback") as run:
+        yield {
+            "traced": traced,
+            "program": program,
+            "graph": program.graph,
+            "physical": job.graph,
+            "job": job,
+            "plan": job.plan,
+            "run": run,
+        }
+
+
+NAMES = ("traced", "program", "graph", "physical", "job", "plan", "run")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_fits(name: str, shown: dict[str, object]) -> None:
+    lines = repr(shown[name]).splitlines()
+    assert 1 <= len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
+    assert str(shown[name]) == repr(shown[name])
+    assert " object at 0x" not in lines[0]
+
+
+def test_it_says_what_matters(shown: dict[str, object]) -> None:
+    assert "s.split(where(), 'MB', 4)" in repr(shown["program"])
+    assert "mesh pp=2 dp=2 ep=1" in repr(shown["graph"]) and "F[PP=0" in repr(shown["graph"])
+    plan = shown["plan"]
+    assert isinstance(plan, piper.Plan)
+    for name in ("job", "plan", "run"):
+        assert plan.content_hash() in repr(shown[name])
+    assert "peak of a rank" in repr(shown["job"])
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    text = on_a_screen([f"line {n}" for n in range(1000)], more="all()").splitlines()
+    assert len(text) == LINES and text[-1] == f"... and {1000 - LINES + 1} more lines: all()"
+    assert on_a_screen(["x" * 200]).splitlines() == ["x" * (COLUMNS - 3) + "...", "..."]
+    assert on_a_screen(["a", "b"]) == "a\nb"
+    lines = listed(["name"] * 100)
+    assert " ".join(lines).split() == ["name"] * 100 and max(map(len, lines)) <= COLUMNS
