@@ -14,7 +14,7 @@ from piper.errors import PiperError, Source, is_users
 MISUSED = 2
 COMMANDS = (
     "train", "plan", "check", "simulate", "profile", "verify", "checkpoint", "schedule", "explain",
-    "diff", "doctor",
+    "diff", "show", "doctor",
 )  # fmt: skip
 
 
