@@ -1,4 +1,5 @@
 // The page: the block of data that it came with in; header, tabs and their views out.
+import { Answers } from "./answers";
 import { unpack } from "./data/block";
 import { Report } from "./data/report";
 import { Panel } from "./details/panel";
@@ -97,7 +98,7 @@ function start(report: Report): void {
     overview.draw();
   };
   show();
-  Object.assign(window, { piper: { report, store, pictures, viewport } });
+  Object.assign(window, { piper: { report, store, pictures, viewport, answers: new Answers(panel.context) } });
   document.documentElement.dataset.ready = "yes";
 }
 

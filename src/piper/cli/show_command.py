@@ -14,7 +14,7 @@ from piper.errors import FileError
 if TYPE_CHECKING:
     from piper.cost.machine import Machine
     from piper.plan.types import Plan
-    from piper.view.report import Shown
+    from piper.view.report_data import Shown
 
 
 def add_parser(commands: Any) -> None:
@@ -76,7 +76,7 @@ def _read(arguments: argparse.Namespace) -> tuple[Plan | None, list[Shown], bool
     nothing was that could be shown without."""
     from piper.cli.saved_file import check_same, plan_of, read_saved
     from piper.observe.timeline import Timeline
-    from piper.view.report import Shown
+    from piper.view.report_data import Shown
 
     plan: Plan | None = None
     found: list[tuple[str, Timeline]] = []

@@ -1,4 +1,4 @@
-"""Class columns: a class of a plan in; what its tasks touch and wait for out, for `explain` in the page."""
+"""Class columns: a class of a plan in; what its tasks touch and wait for, out. Pages explain by them."""
 
 from __future__ import annotations
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from piper.cost.machine import Machine
+from piper.cost.machine_file import machine_of
 from piper.files import check_writable, write_bytes
 from piper.observe.timeline import Timeline
 from piper.plan.types import Plan
 from piper.sim.simulate import simulate
 from piper.view.page import page
-from piper.view.report import Shown, report_block
+from piper.view.report_data import Shown, report_block
 from piper.view.strategy_line import strategy_line
 
 _STEPS = 2  # of a simulation: the second has one before it
@@ -37,6 +38,11 @@ def show_html(
         )
     title = title or (strategy_line(plan) if plan else shown[0].name)
     return page(report_block(shown, plan=plan, title=title), title=title)
+
+
+def machine_for(plan: Plan, machine: str | Machine | None) -> Machine:
+    """The one that is named, or one of the plan's device."""
+    return machine_of(machine or ("h100" if plan.device == "cuda" else "cpu"))
 
 
 def _simulated(

@@ -1,4 +1,4 @@
-// The head of a block, as `src/piper/view/report.py` writes it.
+// The head of a block, as `src/piper/view/report_data.py` writes it.
 
 /** A column: the kind of number, its first byte among all columns, and how many there are. */
 export type Ref = [kind: string, at: number, length: number];

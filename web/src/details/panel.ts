@@ -21,7 +21,7 @@ export interface Context {
 
 export class Panel {
   readonly element = h("aside", { id: "details", "aria-live": "polite" });
-  private readonly context: Context;
+  readonly context: Context;
   private asked = false;
 
   constructor(report: Report, store: Store, visit: Context["visit"]) {

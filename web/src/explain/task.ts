@@ -43,7 +43,7 @@ export class TaskBook {
     if (found.group(task)) add("group", [found.group(task)]);
     if (found.key(task)) {
       add("key", [found.key(task)]);
-      add("meets", this.peers(found, found.key(task)));
+      for (const peer of this.peers(found, found.key(task))) add("meets", [peer]);
     }
     if (found.leaves[task])
       add("leaves", [`${found.leaves[task]} multiprocessors to the communication beside it`]);

@@ -1,4 +1,4 @@
-"""Report: plans and timelines in; the one block of data that a page shows, out."""
+"""Report data: plans and timelines in; the one block of data that a page shows, out."""
 
 from __future__ import annotations
 
