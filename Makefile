@@ -9,7 +9,7 @@ demo: .venv/ready
 
 # Ray changes the process that it is started from: its tests have one of their own.
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/procs/test_ray.py tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/procs/test_ray.py --ignore tests/browser tests
 	$(BIN)/python -m pytest tests/procs/test_ray.py
 
 matrix: .venv/ready
@@ -67,7 +67,7 @@ web/node_modules/ready: web/package.json web/package-lock.json
 browser: .venv/ready web/node_modules/ready
 	command -v chromium || command -v chromium-browser || command -v google-chrome || test "$$(id -u)" != 0 || \
 		(apt-get update && apt-get install -y chromium)
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest -rsP tests/browser
 
 docs: .venv/ready
 	$(BIN)/python docs/generate.py

@@ -39,7 +39,6 @@ class ClassColumns(msgspec.Struct, frozen=True):
 
     slice: str
     about: str
-    ranks: list[int]
     num: int
     name: Ref
     kind: Ref
@@ -63,7 +62,6 @@ def class_columns(columns: Columns, plan: Plan, found: RankClass, local: Local) 
     return ClassColumns(
         slice=str(found.slice),
         about=slice_text(plan, found),
-        ranks=list(plan.mesh.ranks(found.slice)),
         num=len(tasks),
         name=columns.texts(task.name for task in tasks),
         kind=columns.texts(task.kind for task in tasks),

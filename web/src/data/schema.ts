@@ -100,7 +100,6 @@ export interface SlotRefs {
 export interface ClassRefs {
   slice: string;
   about: string;
-  ranks: number[];
   num: number;
   name: Ref;
   kind: Ref;

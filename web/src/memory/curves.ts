@@ -1,4 +1,5 @@
 // Curves of memory: for each track the bytes of every category over time, stacked.
+import type { Memory } from "../data/track";
 import type { Lane } from "../timeline/lanes";
 import type { Picture } from "../timeline/picture";
 import { GUTTER } from "../timeline/picture";
@@ -11,25 +12,30 @@ export function drawMemory(picture: Picture, context: CanvasRenderingContext2D):
 }
 
 function drawLane(picture: Picture, context: CanvasRenderingContext2D, lane: Lane, most: number): void {
-  const { report, viewport, surface } = picture;
+  const { report, surface } = picture;
   const { tracks, end } = report.timelines[lane.timeline];
   const { memory } = tracks[lane.track];
   if (!memory || !most) return;
   const bottom = picture.top(lane) + lane.height;
   const scale = (lane.height - 10) / most;
-  const first = memory.moment(viewport.begin);
-  const last = Math.min(memory.moment(viewport.end) + 1, memory.times.length);
-  const base = new Float64Array(last - first);
+  const points = pointsOf(picture, memory, end);
+  const base = new Float64Array(points.length);
   for (const [name, color] of Object.entries(report.categories)) {
     const held = memory.held.get(name);
     if (!held) continue;
     context.fillStyle = color;
     context.beginPath();
-    const edges = { times: memory.times, end, first, last };
-    forth(picture, context, edges, (i) => bottom - (base[i - first] + held[i]) * scale);
-    back(picture, context, edges, (i) => bottom - base[i - first] * scale);
+    points.forEach(({ from, to, moment }, i) => {
+      const y = bottom - (base[i] + held[moment]) * scale;
+      context.lineTo(from, y);
+      context.lineTo(to, y);
+    });
+    for (let i = points.length - 1; i >= 0; i--) {
+      context.lineTo(points[i].to, bottom - base[i] * scale);
+      context.lineTo(points[i].from, bottom - base[i] * scale);
+    }
     context.fill();
-    for (let i = first; i < last; i++) base[i - first] += held[i];
+    points.forEach(({ moment }, i) => (base[i] += held[moment]));
   }
   const peak = bottom - memory.peak * scale;
   context.strokeStyle = surface.muted;
@@ -62,45 +68,27 @@ function drawLane(picture: Picture, context: CanvasRenderingContext2D, lane: Lan
   }
 }
 
-type Height = (moment: number) => number;
-
-/** Moments `first` up to `last` of a curve that goes on until `end`. */
-interface Edges {
-  times: Float64Array;
-  end: number;
-  first: number;
-  last: number;
+/** A stretch of the canvas, and the moment whose bytes it shows. */
+interface Point {
+  from: number;
+  to: number;
+  moment: number;
 }
 
-/** Where a moment ends on the canvas. */
-function right(picture: Picture, { times, end }: Edges, moment: number): number {
-  return picture.x(moment + 1 < times.length ? times[moment + 1] : end);
-}
-
-/** Along the moments; several in one pixel show the highest of them. */
-function forth(picture: Picture, context: CanvasRenderingContext2D, edges: Edges, y: Height): void {
-  let x = Math.max(picture.x(edges.times[edges.first]), GUTTER);
-  context.moveTo(x, y(edges.first));
-  for (let i = edges.first; i < edges.last; i++) {
-    let high = y(i);
-    while (i + 1 < edges.last && right(picture, edges, i) - x < 1) high = Math.min(high, y(++i));
-    context.lineTo(x, high);
-    x = right(picture, edges, i);
-    context.lineTo(x, high);
+/** What is seen of a curve that goes on until `end`; of several moments in one pixel the highest. */
+function pointsOf(picture: Picture, memory: Memory, end: number): Point[] {
+  const { times, total } = memory;
+  const { viewport } = picture;
+  const last = memory.moment(viewport.end);
+  const points: Point[] = [];
+  for (let moment = memory.moment(viewport.begin); moment <= last; moment++) {
+    const from = Math.max(picture.x(times[moment]), GUTTER);
+    const to = Math.min(picture.x(moment + 1 < times.length ? times[moment + 1] : end), picture.width);
+    const before = points[points.length - 1];
+    if (before && before.to - before.from < 1) {
+      before.to = to;
+      if (total[moment] > total[before.moment]) before.moment = moment;
+    } else if (to > from) points.push({ from, to, moment });
   }
-}
-
-function back(picture: Picture, context: CanvasRenderingContext2D, edges: Edges, y: Height): void {
-  let next = right(picture, edges, edges.last - 1);
-  for (let i = edges.last - 1; i >= edges.first; i--) {
-    let high = y(i);
-    let left = Math.max(picture.x(edges.times[i]), GUTTER);
-    while (i - 1 >= edges.first && next - left < 1) {
-      high = Math.min(high, y(--i));
-      left = Math.max(picture.x(edges.times[i]), GUTTER);
-    }
-    context.lineTo(next, high);
-    context.lineTo(left, high);
-    next = left;
-  }
+  return points;
 }

@@ -32,5 +32,5 @@ function niceStep(least: number): number {
 }
 
 function unitOf(step: number): [number, string] {
-  return UNITS.find(([size]) => step >= size * 0.099) ?? UNITS[UNITS.length - 1];
+  return UNITS.find(([size]) => step >= size * 0.999) ?? UNITS[UNITS.length - 1];
 }

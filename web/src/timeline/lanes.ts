@@ -13,6 +13,8 @@ export interface Lane {
   spans: Uint32Array;
   y: number;
   height: number;
+  /** Of the first lane of a stream, how high all its lanes are; else 0. */
+  whole: number;
 }
 
 /** Where a track, or the name of a timeline, stands. */
@@ -35,6 +37,15 @@ export interface Heights {
   communication: number;
   memory: number;
   between: number;
+  /** Whether spans of a stream that overlap share its height. */
+  shared: boolean;
+}
+
+/** A stream of a track: spans that overlap are in different parts. */
+interface Row {
+  kind: LaneKind;
+  name: string;
+  parts: Uint32Array[];
 }
 
 export const ROOMY: Heights = {
@@ -43,19 +54,29 @@ export const ROOMY: Heights = {
   communication: 12,
   memory: 64,
   between: 8,
+  shared: false,
 };
-const DENSE: Heights = { title: 24, computation: 17, communication: 10, memory: 46, between: 7 };
+const SHARED: Heights = { ...ROOMY, communication: 13, shared: true };
+const DENSE: Heights = { title: 24, computation: 17, communication: 10, memory: 46, between: 7, shared: true };
+const LOWEST = 4; // of a lane
+const TALLEST = 200; // a curve of memory
 const MOST_LANES = 4; // of one stream whose spans overlap
 
 export class Lanes {
-  private readonly spans = new Map<Track, { kind: LaneKind; name: string; spans: Uint32Array }[]>();
+  private readonly rows = new Map<Track, Row[]>();
 
   constructor(private readonly report: Report) {}
 
-  /** Roomy where that fits into a height, else dense. */
+  /** Roomy where that fits into a height, else dense; curves of memory share what there is. */
   fitted(mode: "timeline" | "memory", paired: boolean, height: number): Layout {
     const roomy = this.layout(mode, paired, ROOMY);
-    return roomy.height <= height ? roomy : this.layout(mode, paired, DENSE);
+    if (roomy.height > height) {
+      const shared = this.layout(mode, paired, SHARED);
+      return shared.height <= height ? shared : this.layout(mode, paired, DENSE);
+    }
+    if (mode === "timeline" || !roomy.lanes.length) return roomy;
+    const more = Math.floor((height - roomy.height) / roomy.lanes.length);
+    return this.layout(mode, paired, { ...ROOMY, memory: Math.min(TALLEST, ROOMY.memory + more) });
   }
 
   private layout(mode: "timeline" | "memory", paired: boolean, heights: Heights): Layout {
@@ -73,11 +94,15 @@ export class Lanes {
       const found = this.report.timelines[timeline].tracks[track];
       const rows =
         mode === "memory"
-          ? [{ kind: "memory" as const, name: "memory", spans: new Uint32Array() }]
+          ? [{ kind: "memory" as const, name: "memory", parts: [new Uint32Array()] }]
           : this.rowsOf(found);
-      for (const row of rows) {
-        lanes.push({ ...row, timeline, track, y, height: heights[row.kind] });
-        y += heights[row.kind] + 1;
+      for (const { kind, name, parts } of rows) {
+        const height = heights.shared ? Math.max(LOWEST, Math.floor(heights[kind] / parts.length)) : heights[kind];
+        const whole = height * parts.length + (heights.shared ? 0 : parts.length - 1);
+        parts.forEach((spans, part) => {
+          lanes.push({ kind, name, spans, timeline, track, y, height, whole: part ? 0 : whole });
+          y += height + (heights.shared && part + 1 < parts.length ? 0 : 1);
+        });
       }
       heads.push({ timeline, track, y: top, height: y - top });
       y += heights.between;
@@ -96,8 +121,8 @@ export class Lanes {
     return all.sort((a, b) => first(a) - first(b) || a[0] - b[0]);
   }
 
-  private rowsOf(track: Track): { kind: LaneKind; name: string; spans: Uint32Array }[] {
-    const known = this.spans.get(track);
+  private rowsOf(track: Track): Row[] {
+    const known = this.rows.get(track);
     if (known) return known;
     const streams = new Map<string, { kind: LaneKind; name: string; spans: number[] }>();
     for (let span = 0; span < track.num; span++) {
@@ -111,10 +136,12 @@ export class Lanes {
     const sorted = [...streams.values()].sort(
       (a, b) => Number(a.kind === "communication") - Number(b.kind === "communication"),
     );
-    const rows = sorted.flatMap(({ kind, name, spans }) =>
-      apart(track, spans).map((part) => ({ kind, name, spans: Uint32Array.from(part) })),
-    );
-    this.spans.set(track, rows);
+    const rows = sorted.map(({ kind, name, spans }) => ({
+      kind,
+      name,
+      parts: apart(track, spans).map((part) => Uint32Array.from(part)),
+    }));
+    this.rows.set(track, rows);
     return rows;
   }
 }

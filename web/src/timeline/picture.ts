@@ -263,15 +263,12 @@ export class Picture {
   }
 
   private drawStream(context: CanvasRenderingContext2D, lane: Lane): void {
-    const size = lane.height < 11 ? 9 : 10;
+    if (lane.whole < 8) return;
+    const size = lane.whole < 11 ? 9 : 10;
     context.font = `${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
     context.textAlign = "right";
     context.fillStyle = lane.kind === "computation" ? this.surface.muted : this.surface.faint;
-    const lanes = this.layout.lanes;
-    const before = lanes[lanes.indexOf(lane) - 1];
-    const repeats = before && before.track === lane.track && before.name === lane.name && before.kind === lane.kind;
-    if (lane.height >= 8 && !repeats)
-      context.fillText(cut(context, lane.name, 78), GUTTER - 10, this.top(lane) + lane.height / 2 + 0.5);
+    context.fillText(cut(context, lane.name, 78), GUTTER - 10, this.top(lane) + lane.whole / 2 + 0.5);
   }
 
   private drawAxis(context: CanvasRenderingContext2D, marks: Tick[]): void {

@@ -4,7 +4,7 @@ import type { Lane } from "./lanes";
 import { firstAfter } from "./lanes";
 import { mix } from "./palette";
 
-const LEAST = 0.4; // of a pixel's colour, however short its spans are
+const LEAST = 0.5; // of a pixel's colour, however short its spans are
 const GAP = 3; // pixels, from which on neighbours are kept apart
 
 export interface Window {

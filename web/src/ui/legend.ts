@@ -16,6 +16,10 @@ export function legend(report: Report): HTMLElement {
 }
 
 export function memoryLegend(report: Report): HTMLElement {
-  const items = Object.entries(report.categories).map(([name, color]) => h("span", {}, chip(color), name));
+  const tracks = report.timelines.flatMap((timeline) => timeline.tracks);
+  const used = Object.entries(report.categories).filter(([name]) =>
+    tracks.some((track) => track.memory?.held.has(name)),
+  );
+  const items = used.map(([name, color]) => h("span", {}, chip(color), name));
   return h("div", { class: "legend" }, ...items);
 }
