@@ -272,6 +272,21 @@ def test_tasks_are_explained_as_by_piper_explain(
         assert "\n".join(shown) in expected
 
 
+def test_tasks_are_found_by_name(opened: Chromium) -> None:
+    opened.do("press", key="/")
+    for letter in "F[PP=2.1,MB=3]":
+        opened.do("press", key=letter)
+    assert opened.text(".found") == "4"  # two ranks, simulated and measured
+    opened.do("press", key="Enter")
+    assert opened.text(".found") == "1 of 4"
+    chosen = opened.evaluate("piper.store.state.selection")
+    assert (chosen["timeline"], chosen["place"]["track"]) == (0, 2)
+    assert (
+        state(opened, "microbatch") == 3 and state(opened, "path") is False
+    )  # letters are no keys there
+    assert opened.problems == []
+
+
 def test_memory_at_the_cursor(
     opened: Chromium, recorded: tuple[Plan, Timeline], screenshots: Path
 ) -> None:

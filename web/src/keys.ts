@@ -5,6 +5,7 @@ import type { Input } from "./timeline/input";
 import { focus, visit } from "./timeline/input";
 import type { Picture } from "./timeline/picture";
 import type { Help } from "./ui/help";
+import type { Search } from "./ui/search";
 
 const TABS: Tab[] = ["timeline", "memory", "communication", "graph"];
 type Two<T> = { timeline: T; memory: T };
@@ -16,6 +17,7 @@ export class Keys {
     private readonly inputs: Two<Input>,
     private readonly graph: GraphView | null,
     private readonly help: Help,
+    private readonly search: Search,
   ) {}
 
   listen(): void {
@@ -36,6 +38,7 @@ export class Keys {
     const place = "1234".indexOf(event.key);
     if (place >= 0 && event.key.length === 1) store.set({ tab: TABS[place] });
     else if (event.key === "?") this.help.toggle();
+    else if (event.key === "/" && tab === "timeline") this.search.focus();
     else if (event.key === "Escape")
       store.set({ selection: null, microbatch: null, pinned: false, directive: null });
     else if (tab === "graph") return this.graph?.key(event.key.toLowerCase()) ?? false;

@@ -1,6 +1,7 @@
 // The page: the block of data that it came with in; header, tabs and their views out.
 import { Answers } from "./answers";
 import { unpack } from "./data/block";
+import type { Place } from "./data/meetings";
 import { Report } from "./data/report";
 import { Panel } from "./details/panel";
 import { DirectiveList } from "./graph/directives";
@@ -18,6 +19,7 @@ import { h, replace } from "./ui/dom";
 import { header } from "./ui/header";
 import { Help } from "./ui/help";
 import { legend, memoryLegend } from "./ui/legend";
+import { Search } from "./ui/search";
 import { Themes } from "./ui/theme";
 import { Toolbar } from "./ui/toolbar";
 import { Tooltip } from "./ui/tooltip";
@@ -39,10 +41,12 @@ function start(report: Report): void {
   const tooltip = new Tooltip(report);
   const overview = new Overview(report, themes, viewport, () => pictures[pictureTab()].ask());
   const pictureTab = (): "timeline" | "memory" => (store.state.tab === "memory" ? "memory" : "timeline");
-  const panel = new Panel(report, store, (timeline, place) => {
+  const goTo = (timeline: number, place: Place): void => {
     store.set({ tab: "timeline" });
     visit(pictures.timeline, store, timeline, place);
-  });
+  };
+  const panel = new Panel(report, store, goTo);
+  const search = new Search(report, goTo);
   const hover = (hit: Hit | null, x: number, y: number): void => {
     tooltip.show(hit, x, y);
     const { hovered, pinned } = store.state;
@@ -86,11 +90,11 @@ function start(report: Report): void {
   document.title = `Piper: ${report.title}`;
   document.body.append(
     header(report, () => themes.toggle(), () => help.toggle()),
-    new Toolbar(report, store).element,
+    new Toolbar(report, store, search.element).element,
     main,
     help.element,
   );
-  new Keys(store, pictures, inputs, graph, help).listen();
+  new Keys(store, pictures, inputs, graph, help, search).listen();
   addEventListener("resize", () => views[store.state.tab].resize());
   const followed = pictures.timeline.draw.bind(pictures.timeline);
   pictures.timeline.draw = () => {

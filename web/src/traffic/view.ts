@@ -108,7 +108,7 @@ export class TrafficView {
       h("td", {}, talk.stream),
       h("td", { class: "number" }, count(talk.messages)),
       h("td", { class: "number" }, bytes(talk.nbytes)),
-      h("td", { class: "group" }, talk.group.replaceAll(" -> ", "→")),
+      h("td", { class: "group" }, h("div", { title: talk.group }, talk.group.replaceAll(" -> ", "→"))),
     );
   }
 
@@ -119,7 +119,7 @@ export class TrafficView {
   private get cell(): number {
     const box = this.canvas.parentElement!.getBoundingClientRect();
     const room = Math.min(box.width, box.height) - EDGE;
-    return Math.max(1, Math.min(64, room / this.size));
+    return Math.max(1, Math.min(96, room / this.size));
   }
 
   private draw(): void {

@@ -1,6 +1,6 @@
 // What plan this is, and its figures.
 import type { Report, Timeline } from "../data/report";
-import { bytes, duration, percent, plural } from "./format";
+import { bytes, count, duration, percent } from "./format";
 import { h } from "./dom";
 
 export function header(report: Report, toggleTheme: () => void, showHelp: () => void): HTMLElement {
@@ -29,7 +29,7 @@ export function header(report: Report, toggleTheme: () => void, showHelp: () => 
 function figures(report: Report): HTMLElement[] {
   const [first] = report.timelines;
   const ranks = report.plan?.num_ranks ?? first.tracks.reduce((sum, track) => sum + track.numRanks, 0);
-  const found = [figure("ranks", String(ranks), "")];
+  const found = [figure("ranks", count(ranks), "")];
   for (const timeline of report.timelines) {
     const more = report.timelines.length > 1 ? timeline.source : "";
     found.push(figure(`${more || timeline.source} step`, stepText(timeline), timeline.name));
@@ -54,10 +54,4 @@ function stepText(timeline: Timeline): string {
 
 function figure(name: string, value: string, title: string): HTMLElement {
   return h("div", { class: "figure", title }, h("dt", {}, name), h("dd", {}, value));
-}
-
-export function subtitle(report: Report): string {
-  return report.timelines
-    .map((timeline) => `${timeline.name}: ${plural(timeline.num, "span")}`)
-    .join(", ");
 }

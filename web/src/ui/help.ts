@@ -9,6 +9,7 @@ const KEYS: [string, string][] = [
   ["click", "choose a span or a gap: why it is there; its microbatch stands out"],
   ["F", "focus what is chosen, or the whole step"],
   ["← →", "the span before or after on the same stream"],
+  ["/", "find a task by its name; Enter goes to the next"],
   ["P", "critical path"],
   ["M", "keep or drop the microbatch that stands out"],
   ["1 2 3 4", "timeline, memory, communication, graph"],

@@ -16,6 +16,7 @@ export class Toolbar {
   constructor(
     private readonly report: Report,
     private readonly store: Store,
+    private readonly search: HTMLElement,
   ) {
     store.on((changed) => {
       const shown = ["tab", "path", "paired", "microbatch", "pinned", "directive"] as const;
@@ -47,6 +48,7 @@ export class Toolbar {
     const two = this.report.timelines.length > 1;
     return [
       this.standsOut(),
+      this.search,
       this.report.timelines.some((timeline) => timeline.path)
         ? this.toggle("path", "Critical path", "P", state.path)
         : null,
