@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--by-rank", action=argparse.BooleanOptionalAction, default=None,
-        help="simulate each rank, or each class of ranks (default: each rank up to 16, or if timelines "
+        help="simulate each rank, or each class of ranks (default: each rank up to 8, or if timelines "
         "are so)",
     )  # fmt: skip
     parser.add_argument("--title", default="", metavar="TEXT", help="default: the strategy")

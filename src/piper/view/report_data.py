@@ -150,8 +150,8 @@ class _Report:
 
     def _timeline(self, shown: Shown) -> TimelineRows:
         timeline = shown.timeline
-        if not timeline.num_spans:
-            raise FileError(f"{shown.name} has no spans", legal="a timeline of a step")
+        if not timeline.num_spans or timeline.unit != "s":
+            raise FileError(f"{shown.name} has no measured or simulated step", legal="one that has")
         step = shown.step % len(timeline.steps) if timeline.steps else 0
         causes = None
         if self.plan is not None and timeline.plan and timeline.steps:

@@ -19,7 +19,7 @@ from piper.view.report_data import Shown, report_block
 from piper.view.strategy_line import strategy_line
 
 _STEPS = 2  # of a simulation: the second has one before it
-_BY_RANK = 16  # ranks up to which each has tracks of its own
+_BY_RANK = 8  # ranks up to which each has tracks of its own
 
 
 def show_html(

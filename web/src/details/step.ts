@@ -7,7 +7,7 @@ import { duration, percent, plural } from "../ui/format";
 import type { Context } from "./panel";
 import { section } from "./sentences";
 
-const MOST_TRACKS = 16;
+const MOST_TRACKS = 8;
 const MOST_ROWS = 7;
 const MOST_GAPS = 4;
 

@@ -202,7 +202,7 @@ export class GraphView {
     const named = directive !== null && (this.graph.selected[directive] ?? []).includes(i);
     const made = directive !== null && !before && node.origin === directive && !node.phase;
     const color = this.report.styles.find((style) => style.key === node.style)!.color;
-    context.globalAlpha = directive === null || named || made || i === this.pointed ? 1 : 0.35;
+    context.globalAlpha = directive === null || named || made || i === this.pointed ? 1 : 0.45;
     context.fillStyle = node.communicates ? surface.page : color;
     context.strokeStyle = named || made ? surface.accent : node.communicates ? color : surface.line;
     context.lineWidth = named || made ? 3 : node.communicates ? 2 : 1;
