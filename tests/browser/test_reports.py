@@ -362,6 +362,8 @@ def test_a_directive_before_and_after(opened: Chromium, screenshots: Path) -> No
     opened.do("choose", selector=f"[data-directive='{shard}']")
     shown = opened.text(".card.chosen")
     assert "+ rows0>F[PP=0,EP=0]" in shown
+    changed = re.search(r"~ (.*)", shown)
+    assert changed and len(changed[1].split()) == 8  # F and B of four stages: no halves yet
     opened.do("picture", path=f"{screenshots}/directive.png")
     opened.do("choose", selector=".switch button:text('before')")
     assert state(opened, "before") is True and "+ rows0" not in opened.text(".card.chosen")

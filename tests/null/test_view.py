@@ -20,6 +20,7 @@ from piper.cost.presets import machine
 from piper.errors import PlanError
 from piper.insight.causes import Causes
 from piper.insight.critical_path import critical_path
+from piper.insight.use_of_time import use_of_time
 from piper.observe.flows import Place
 from piper.observe.timeline import Timeline
 from piper.observe.timeline_files import to_bytes
@@ -230,12 +231,15 @@ def test_the_graph_has_all_tasks_and_directives_their_effects() -> None:
 
 def test_shares_of_a_step_sum_up() -> None:
     timeline = simulated(plan_of("pp"))
-    shares = step_shares(timeline, 1)
-    assert shares.computing + shares.exposed + shares.bubble == pytest.approx(1.0)
-    assert min(shares.computing, shares.exposed, shares.bubble) >= 0
-    whole = two_ranks()
-    of_small = step_shares(whole, 0)
-    assert 0 < of_small.computing < 1
+    found = step_shares(timeline, 1)
+    for shares in (found.ranks, *found.tracks):
+        assert shares.computing + shares.exposed + shares.bubble == pytest.approx(1.0)
+        assert min(shares.computing, shares.exposed, shares.bubble) >= 0
+    for shares, use in zip(found.tracks, use_of_time(timeline, 1), strict=True):
+        assert shares.computing == pytest.approx(use.computing / use.seconds)
+        # A communication that waits for its peers is exposed there, and part of the bubble here.
+        assert shares.exposed <= use.exposed / use.seconds + 1e-9
+    assert found.ranks.exposed == pytest.approx(sum(s.exposed for s in found.tracks) / 2)
 
 
 def test_names() -> None:

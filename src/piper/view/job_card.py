@@ -29,9 +29,9 @@ def job_card(plan: Plan, machine: Machine) -> str:
         "ranks": str(plan.mesh.size),
         f"step on {machine.name}, simulated": show_seconds(shares.seconds),
         "peak memory": show_size(peak),
-        "computes": f"{shares.computing:.0%}",
-        "exposed communication": f"{shares.exposed:.0%}",
-        "bubble": f"{shares.bubble:.0%}",
+        "computes": f"{shares.ranks.computing:.0%}",
+        "exposed communication": f"{shares.ranks.exposed:.0%}",
+        "bubble": f"{shares.ranks.bubble:.0%}",
     }
     cells = "".join(
         f'<td style="text-align:left;padding-right:20px"><small>{escape(name)}</small>'

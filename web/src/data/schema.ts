@@ -64,11 +64,17 @@ export interface PathRefs {
   by_directive: Record<string, number>;
 }
 
-export interface StepShares {
-  seconds: number;
+/** Parts of a step: they sum up to 1. */
+export interface Shares {
   computing: number;
   exposed: number;
   bubble: number;
+}
+
+export interface StepShares {
+  seconds: number;
+  ranks: Shares;
+  tracks: Shares[];
 }
 
 export interface TimelineRows {

@@ -17,7 +17,7 @@ export function stepDetails(context: Context): HTMLElement[] {
   report.timelines.forEach((timeline, number) => {
     if (report.timelines.length > 1)
       found.push(h("p", { class: "lead strong" }, `${timeline.source}: ${timeline.name}`));
-    found.push(section("Time that ranks compute", ...busyBars(timeline)));
+    found.push(section("Computation and exposed communication", ...busyBars(timeline)));
     if (timeline.path) {
       const total = timeline.path.byKind.reduce((sum, [, seconds]) => sum + seconds, 0);
       found.push(
@@ -34,12 +34,14 @@ export function stepDetails(context: Context): HTMLElement[] {
 }
 
 function busyBars(timeline: Timeline): HTMLElement[] {
+  const { shares } = timeline;
+  if (!shares) return [];
   const rows = timeline.tracks.slice(0, MOST_TRACKS).map((track, number) => {
-    const idle = gapsOf(timeline, number).reduce((sum, gap) => sum + gap.end - gap.begin, 0);
-    return bar(track.name, 1 - idle / timeline.end, percent(1 - idle / timeline.end));
+    const { computing, exposed } = shares.tracks[number];
+    return bar(track.name, computing, percent(computing), "", exposed);
   });
   const more = timeline.tracks.length - MOST_TRACKS;
-  if (more > 0) rows.push(h("p", { class: "muted" }, `and ${plural(more, "more rank")}`));
+  if (more > 0) rows.push(h("p", { class: "muted" }, `and ${plural(more, "more row")}`));
   return rows;
 }
 
@@ -49,14 +51,20 @@ function bars(rows: [string, number][], total: number): HTMLElement[] {
     .map(([name, seconds]) => bar(name, seconds / total, duration(seconds * 1e3)));
 }
 
-export function bar(name: string, share: number, text: string, color = ""): HTMLElement {
+/** A name, a text and a bar; what is `beside` goes on in another colour. */
+export function bar(name: string, share: number, text: string, color = "", beside = 0): HTMLElement {
   const style = `width:${Math.max(0.5, Math.min(1, share) * 100)}%${color ? `;background:${color}` : ""}`;
   return h(
     "div",
-    { class: "bar", title: name },
+    { class: "bar", title: beside ? `${name}: ${text}, and ${percent(beside)} exposed communication` : name },
     h("span", { class: "bar-name" }, name),
     h("span", { class: "bar-value" }, text),
-    h("span", { class: "bar-track" }, h("span", { class: "bar-fill", style })),
+    h(
+      "span",
+      { class: "bar-track" },
+      h("span", { class: "bar-fill", style }),
+      beside ? h("span", { class: "bar-fill beside", style: `width:${beside * 100}%` }) : null,
+    ),
   );
 }
 

@@ -4,6 +4,7 @@ import type { DirectiveRow } from "../data/schema";
 import type { Store } from "../state";
 import { h, replace } from "../ui/dom";
 import { count } from "../ui/format";
+import { Moment } from "./moment";
 
 export class DirectiveList {
   readonly element = h("div", { class: "directives" });
@@ -46,9 +47,19 @@ export class DirectiveList {
           ),
         ),
       ),
-      ...directives.map((row, number) => card(row, number, number === directive, before, () => this.choose(number))),
+      ...directives.map((row, number) =>
+        card(row, number, number === directive ? this.touched(row, number) : null, before, () => this.choose(number)),
+      ),
     );
     this.element.querySelector(".card.chosen")?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Chunks that a directive names, where it changed any. */
+  private touched(row: DirectiveRow, number: number): string[] {
+    if (!row.changed) return [];
+    const { graph, directives } = this.report.plan!;
+    const moment = new Moment(graph, directives, number);
+    return graph.selected[number].filter((node) => moment.has(node)).map((node) => moment.name(node));
   }
 
   private is(name: string): boolean {
@@ -71,10 +82,11 @@ export class DirectiveList {
 function card(
   row: DirectiveRow,
   number: number,
-  chosen: boolean,
+  touched: string[] | null,
   before: boolean,
   choose: () => void,
 ): HTMLElement {
+  const chosen = touched !== null;
   const tasks = Object.entries(row.tasks).filter(([kind]) => kind !== "run");
   const logical = [
     row.before !== null && row.after !== null
@@ -98,6 +110,9 @@ function card(
           `in the plan: ${tasks.map(([kind, num]) => `${count(num)} ${kind}`).join(", ")}`,
         )
       : null,
+    chosen && touched.length
+      ? h("span", { class: "example changes" }, `~ ${few(touched)}`)
+      : null,
     ...(chosen && !before ? row.examples.map((name) => h("span", { class: "example" }, `+ ${name}`)) : []),
     ...(chosen ? row.notes.map((note) => h("span", { class: "muted" }, note)) : []),
   );
@@ -105,4 +120,11 @@ function card(
 
 function beforeAfter(before: number, after: number): string {
   return before === after ? count(after) : `${count(before)} → ${count(after)}`;
+}
+
+const SHOWN = 8;
+
+function few(names: string[]): string {
+  const more = names.length > SHOWN ? ` and ${names.length - SHOWN} more` : "";
+  return names.slice(0, SHOWN).join(" ") + more;
 }

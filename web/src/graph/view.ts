@@ -7,6 +7,7 @@ import { bytes, count } from "../ui/format";
 import type { Themes } from "../ui/theme";
 import type { GraphLayout } from "./layout";
 import { HIGH, layoutOf, WIDE } from "./layout";
+import { Moment } from "./moment";
 
 const FONT = '11px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
 const SMALL = '10px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
@@ -24,6 +25,7 @@ export class GraphView {
   private placed = false;
   private pointed = -1;
   private asked = false;
+  private moment_: Moment;
 
   constructor(
     private readonly report: Report,
@@ -32,6 +34,7 @@ export class GraphView {
   ) {
     this.graph = report.plan!.graph;
     this.layout = layoutOf(this.graph);
+    this.moment_ = new Moment(this.graph, report.plan!.directives, Infinity);
     this.element.append(this.canvas, this.tip);
     this.listen();
     store.on(() => this.ask());
@@ -132,8 +135,8 @@ export class GraphView {
     const from = directives[node.origin];
     const size = node.nbytes ? `, ${bytes(node.nbytes)} in all` : "";
     const lines = [
-      h("strong", {}, node.name),
-      h("span", {}, `${node.kind} at ${node.at}, ${count(node.num)} a step on each rank${size}`),
+      h("strong", {}, this.moment.name(this.pointed)),
+      h("span", {}, `${node.kind} at ${node.at}, ${count(this.moment.num(this.pointed))} a step on each rank${size}`),
       h("span", {}, from ? from.code : "the traced program"),
     ];
     if (from?.source) lines.push(h("span", { class: "muted" }, from.source));
@@ -147,9 +150,14 @@ export class GraphView {
     return before ? directive - 1 : directive;
   }
 
+  private get moment(): Moment {
+    const { upto } = this;
+    if (this.moment_.upto !== upto) this.moment_ = new Moment(this.graph, this.report.plan!.directives, upto);
+    return this.moment_;
+  }
+
   private shown(node: number): boolean {
-    const { phase, origin } = this.graph.nodes[node];
-    return phase !== "" || origin <= this.upto;
+    return this.moment.has(node);
   }
 
   private draw(): void {
@@ -179,8 +187,7 @@ export class GraphView {
     const { surface } = this.themes;
     const { boxes } = this.layout;
     const [left, right] = [-this.x / this.scale, (this.element.clientWidth - this.x) / this.scale];
-    for (const [source, target] of this.graph.edges) {
-      if (!this.shown(source) || !this.shown(target)) continue;
+    for (const [source, target] of this.moment.edges) {
       const [from, to] = [boxes[source], boxes[target]];
       if (Math.max(from.x, to.x) + WIDE < left || Math.min(from.x, to.x) > right) continue;
       const near = source === this.pointed || target === this.pointed;
@@ -201,7 +208,8 @@ export class GraphView {
     const { directive, before } = this.store.state;
     const named = directive !== null && (this.graph.selected[directive] ?? []).includes(i);
     const made = directive !== null && !before && node.origin === directive && !node.phase;
-    const color = this.report.styles.find((style) => style.key === node.style)!.color;
+    const key = this.moment.style(i);
+    const color = this.report.styles.find((style) => style.key === key)!.color;
     context.globalAlpha = directive === null || named || made || i === this.pointed ? 1 : 0.45;
     context.fillStyle = node.communicates ? surface.page : color;
     context.strokeStyle = named || made ? surface.accent : node.communicates ? color : surface.line;
@@ -217,25 +225,18 @@ export class GraphView {
     context.fillStyle = node.communicates ? surface.text : INK;
     context.textAlign = "center";
     context.font = FONT;
-    context.fillText(fitted(context, title(node), WIDE - 18), x + WIDE / 2, y + 12);
+    context.fillText(fitted(context, node.communicates ? node.kind : this.moment.name(i), WIDE - 18), x + WIDE / 2, y + 12);
     context.font = SMALL;
     context.globalAlpha *= 0.72;
-    context.fillText(fitted(context, this.about(node), WIDE - 18), x + WIDE / 2, y + 25);
+    context.fillText(fitted(context, this.about(node, i), WIDE - 18), x + WIDE / 2, y + 25);
     context.globalAlpha = 1;
   }
 
   /** How many, and where: as far as the directives up to now say. */
-  private about(node: GraphNode): string {
-    const { directives } = this.report.plan!;
-    const split = directives.findIndex((row) => row.name === "split");
-    const num = split < 0 || split <= this.upto ? node.num : 1;
-    const placed = node.origin <= this.upto;
-    return `×${num}${placed && node.at !== "*" ? ` · ${node.at}` : ""}`;
+  private about(node: GraphNode, i: number): string {
+    const placed = this.moment.placed(i) && node.at !== "*";
+    return `×${this.moment.num(i)}${placed ? ` · ${node.at}` : ""}`;
   }
-}
-
-function title(node: GraphNode): string {
-  return node.communicates ? node.kind : node.name;
 }
 
 function curve(context: CanvasRenderingContext2D, x0: number, y0: number, x1: number, y1: number): void {

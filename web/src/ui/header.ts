@@ -40,9 +40,9 @@ function figures(report: Report): HTMLElement[] {
   if (shares) {
     const of = report.timelines.length > 1 ? `${report.timelines[report.timelines.length - 1].source}: ` : "";
     found.push(
-      figure("computes", percent(shares.computing), `${of}share of the step, mean over ranks`),
-      figure("exposed comm.", percent(shares.exposed), `${of}data moves and the rank computes nothing`),
-      figure("bubble", percent(shares.bubble), `${of}neither computes nor moves data`),
+      figure("computes", percent(shares.ranks.computing), `${of}share of the step, mean over ranks`),
+      figure("exposed comm.", percent(shares.ranks.exposed), `${of}data moves and the rank computes nothing`),
+      figure("bubble", percent(shares.ranks.bubble), `${of}neither computes nor moves data`),
     );
   }
   return found;
