@@ -67,6 +67,7 @@ web/node_modules/ready: web/package.json web/package-lock.json
 browser: .venv/ready web/node_modules/ready
 	command -v chromium || command -v chromium-browser || command -v google-chrome || test "$$(id -u)" != 0 || \
 		(apt-get update && apt-get install -y chromium)
+	cd web && npm run check
 	$(BIN)/python -m pytest -rsP tests/browser
 
 docs: .venv/ready

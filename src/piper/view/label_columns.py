@@ -30,7 +30,7 @@ class LabelColumns(msgspec.Struct, frozen=True):
     receives: Ref
 
 
-class LabelLists:
+class LabelTables:
     """Tracks of one class share their labels, but for who meets."""
 
     def __init__(self, columns: Columns) -> None:

@@ -20,7 +20,7 @@ from piper.view.alive_tensors import MemoryColumns, memory_columns
 from piper.view.class_columns import ClassColumns, class_columns
 from piper.view.columns import Columns
 from piper.view.directive_rows import DirectiveRow, directive_rows
-from piper.view.label_columns import LabelColumns, LabelLists
+from piper.view.label_columns import LabelColumns, LabelTables
 from piper.view.span_columns import WHYS, PathColumns, SpanColumns, StepSpans
 from piper.view.step_shares import StepShares, step_shares
 from piper.view.strategy_line import strategy_line
@@ -111,7 +111,7 @@ class _Report:
         self.shown, self.plan = shown, plan
         self.columns = Columns()
         self.columns.string("")
-        self.labels = LabelLists(self.columns)
+        self.labels = LabelTables(self.columns)
         self.locals = [Local(found.tasks, found.slots) for found in plan.classes] if plan else []
 
     def block(self, title: str) -> bytes:

@@ -18,7 +18,7 @@ from piper.insight.critical_path import CriticalPath
 from piper.observe.flows import Place
 from piper.observe.timeline import Timeline, Track
 from piper.view.columns import Columns, Ref
-from piper.view.label_columns import NONE, LabelLists
+from piper.view.label_columns import NONE, LabelTables
 
 WHYS: tuple[Why, ...] = ("data", "stream", "host", "peer", "begin", "end")
 _MOST_TICKS = 1 << 31
@@ -74,7 +74,9 @@ class PathColumns(msgspec.Struct, frozen=True):
 class StepSpans:
     """Of one step of a timeline."""
 
-    def __init__(self, columns: Columns, labels: LabelLists, timeline: Timeline, step: int) -> None:
+    def __init__(
+        self, columns: Columns, labels: LabelTables, timeline: Timeline, step: int
+    ) -> None:
         self.columns, self.labels = columns, labels
         self.timeline, self.step = timeline, step
         begin, end = timeline.steps[step] if timeline.steps else _bounds(timeline)

@@ -6,6 +6,9 @@ import { bytes, count } from "../ui/format";
 import type { Themes } from "../ui/theme";
 
 const EDGE = 34;
+const NAMED = 60; // pixels of a cell that has room for its bytes
+const COLUMNS = ["kind", "from", "stream", "times", "sends", "group"];
+const NUMBERS = ["times", "sends"];
 
 export class TrafficView {
   readonly element = h("div", { class: "traffic" });
@@ -51,7 +54,7 @@ export class TrafficView {
             h(
               "thead",
               {},
-              h("tr", {}, ...["kind", "from", "stream", "times", "sends", "group"].map((name) => h("th", {}, name))),
+              h("tr", {}, ...COLUMNS.map((name) => h("th", { class: NUMBERS.includes(name) ? "number" : "" }, name))),
             ),
             this.rows,
           ),
@@ -144,12 +147,22 @@ export class TrafficView {
         const box = [EDGE + to * cell, EDGE + from * cell, cell - gap, cell - gap] as const;
         context.fillRect(...box);
         if (!nbytes) continue;
-        context.globalAlpha = 0.07 + 0.93 * Math.sqrt(nbytes / most);
+        context.globalAlpha = 0.07 + (cell >= NAMED ? 0.55 : 0.93) * Math.sqrt(nbytes / most);
         context.fillStyle = color;
         context.fillRect(...box);
       }
     context.globalAlpha = 1;
     this.drawNumbers(context, cell);
+    if (cell >= NAMED) this.drawBytes(context, cell);
+  }
+
+  private drawBytes(context: CanvasRenderingContext2D, cell: number): void {
+    context.textAlign = "center";
+    context.fillStyle = this.themes.surface.text;
+    this.cells.forEach((nbytes, i) => {
+      const [x, y] = [i % this.size, Math.floor(i / this.size)];
+      if (nbytes) context.fillText(bytes(nbytes), EDGE + (x + 0.5) * cell, EDGE + (y + 0.5) * cell);
+    });
   }
 
   private drawNumbers(context: CanvasRenderingContext2D, cell: number): void {
