@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAY_PATH := echo 'the command piper is $(BIN)/piper: source $(BIN)/activate has your shell find it'
 
-.PHONY: demo test matrix models bench bench-gpu fuzz fuzz-files chaos check format docs clean
+.PHONY: demo test browser web matrix models bench bench-gpu fuzz fuzz-files chaos check format docs clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -11,7 +11,7 @@ demo: .venv/ready
 
 # Ray changes the process that it is started from: its tests have one of their own.
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/procs/test_ray.py tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore tests/procs/test_ray.py --ignore tests/browser tests
 	$(BIN)/python -m pytest tests/procs/test_ray.py
 
 matrix: .venv/ready
@@ -56,6 +56,21 @@ check: .venv/ready
 format: .venv/ready
 	$(BIN)/ruff format src tests examples benchmarks docs
 	$(BIN)/ruff check --fix src tests examples benchmarks docs
+
+# The page of `piper show`, from web/ into the package; it needs npm and node 20.
+web: web/node_modules/ready
+	cd web && npm run check && npm run build
+
+web/node_modules/ready: web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
+	touch web/node_modules/ready
+
+# Reports in a real browser: Chromium (installed if it is missing and we may), driven from node.
+browser: .venv/ready web/node_modules/ready
+	command -v chromium || command -v chromium-browser || command -v google-chrome || test "$$(id -u)" != 0 || \
+		(apt-get update && apt-get install -y chromium)
+	cd web && npm run check
+	$(BIN)/python -m pytest -rsP tests/browser
 
 docs: .venv/ready
 	$(BIN)/python docs/generate.py

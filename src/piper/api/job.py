@@ -13,8 +13,9 @@ from piper.bodies.files.body_fit import check_bodies
 from piper.check import Report, check_plan
 from piper.compiler.driver import Lowered
 from piper.compiler.source import Source
+from piper.cost.machine import Machine
 from piper.errors import Call, PlanError
-from piper.files import PLAN_LIMIT, read_bytes, write_bytes
+from piper.files import PLAN_LIMIT, check_writable, read_bytes, write_bytes
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.form.screen import on_a_screen
 from piper.ir.graph import Graph
@@ -30,6 +31,9 @@ from piper.runtime.torch_optimizers import check_param_groups
 from piper.stored.folders import found_in
 from piper.stored.resumable import check_resumable, options_of
 from piper.stored.stored_pieces import StoredState
+from piper.view.job_card import job_card
+from piper.view.report_data import Shown
+from piper.view.show import machine_for, show_html, write_page
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -220,6 +224,29 @@ class Job:
     def explain(self, name: str) -> str:
         """One task of the plan: who made it, what it waits for and why, what it touches."""
         return explain(self.plan, name)
+
+    def show(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        timeline: Timeline | None = None,
+        machine: str | Machine | None = None,
+        title: str = "",
+        open: bool = False,
+    ) -> None:
+        """Write a report that a browser opens: timeline, memory, communication, graph and directives.
+
+        The step is simulated on `machine`, `"cpu"` or `"h100"` by default, after the plan's device. A
+        `timeline` of this job that was recorded stands below it.
+        """
+        check_writable(path)
+        shown = [] if timeline is None else [Shown("the recorded step", timeline)]
+        html = show_html(self.plan, shown, machine=machine_for(self.plan, machine), title=title)
+        write_page(html, path, opened=open)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the strategy, its figures, and a picture of the simulated step."""
+        return job_card(self.plan, machine_for(self.plan, None))
 
     def diff(self, other: Job) -> str:
         """What differs in the plan of another job; empty if nothing does."""

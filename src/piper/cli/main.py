@@ -19,7 +19,7 @@ MISUSED = 2
 GROUPS = {  # of commands, as help lists them
     "train": ("train", "verify", "checkpoint"),
     "before training": ("plan", "check", "simulate", "schedule"),
-    "look into it": ("explain", "diff", "profile"),
+    "look into it": ("show", "explain", "diff", "profile"),
     "this machine": ("doctor", "completion"),
 }
 _EXAMPLES = (

@@ -140,7 +140,8 @@ class Schedule:
                 details=[why],
                 legal=shown_signature(directive.kind, signature(type(directive))),
             )
-        self.history.append(Record(call, directive, effect_of(self.graph, graph)))
+        effect = effect_of(self.graph, graph)
+        self.history.append(Record(call, directive, effect, len(graph.nodes)))
         self.graph = graph
         return directive.result()
 

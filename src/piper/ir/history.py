@@ -43,11 +43,13 @@ def effect_of(before: Graph, after: Graph) -> Effect:
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One directive of a program: who asked for it, what it is, and what it did to the graph."""
+    """One directive of a program: who asked for it, what it is, what it did to the graph, and how many
+    `nodes` the logical graph then had, 0 where nobody counted."""
 
     call: Call
     directive: AnyDirective
     effect: Effect = Effect()
+    nodes: int = 0
 
     def __str__(self) -> str:
         return self.directive.code()

@@ -22,6 +22,7 @@ from piper.observe.timeline_checks import check_timeline
 
 Source = Literal["measured", "simulated", "table"]
 MICROBATCH = "MB"
+_NOTEBOOK = 960  # pixels that a notebook has beside each other
 
 
 class Label(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -170,6 +171,13 @@ class Timeline:
 
     def __post_init__(self) -> None:
         check_timeline(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a picture of its last step."""
+        from piper.observe.pictures.svg import draw_svg
+
+        begin, end = self.steps[-1] if self.steps else (None, None)
+        return draw_svg(self, begin=begin, end=end, width=_NOTEBOOK)
 
     @property
     def num_spans(self) -> int:

@@ -34,6 +34,16 @@ STYLES = {
     "shift": Style("shift", "#c9b458", 179, "H"),
     "communication": Style("other communication", "#9a9a9a", 246, "c"),
 }
+# What memory is for (`plan/memory_ledger.py`), in web colours.
+MEMORY_COLORS = {
+    "parameters": "#6f9ae0",
+    "gradients": "#eda35f",
+    "optimizer": "#e3cf5a",
+    "saved": "#7fbf8e",
+    "gathered": "#b08d68",
+    "buffers": "#96a3b3",
+    "inside": "#bf9adb",
+}
 _UPDATES = ("update", "settle")
 
 

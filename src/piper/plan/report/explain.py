@@ -37,11 +37,8 @@ class _Explained:
     def lines(self) -> Iterator[str]:
         task, total = self.task, len(self.found.tasks)
         yield task.name
-        mesh, at = self.plan.mesh, self.found.slice
-        num_ranks = mesh.size_of(mesh.free(at))
-        word = "rank" if num_ranks == 1 else "ranks"
         yield f"  kind     {task.kind} on stream {self._stream(task)}, task {self.index} of {total}"
-        yield f"  class    {self.found.slice} ({word} {_first_ranks(mesh.ranks(at), num_ranks)})"
+        yield f"  class    {slice_text(self.plan, self.found)}"
         yield f"  from     {self._origin()}"
         if isinstance(task, Meeting):
             yield from self._group(task)
@@ -70,22 +67,7 @@ class _Explained:
         return f"{record}  ({source}it {record.effect})"
 
     def _group(self, task: Meeting) -> Iterator[str]:
-        group, mesh = self.plan.groups[task.group], self.plan.mesh
-        free = mesh.free(self.found.slice)
-        if isinstance(task, Comm) and task.facts.is_message:
-            arrow = "->" if task.facts.sends else "<-"
-            num = mesh.size_of(free)
-            ranks = list(islice(mesh.ranks(self.found.slice), _SHOWN))
-            pairs = [(r, *(m for m in group.ranks(mesh, r) if m != r)) for r in ranks]
-            shown = [f"{rank} {arrow} {_ranks(peers)}" for rank, *peers in pairs]
-        else:
-            inside = tuple(axis for axis in group.over if axis in free)
-            num = mesh.size_of(free) // mesh.size_of(inside)
-            firsts = Slice((*self.found.slice.fixed, *((axis, 0) for axis in inside)))
-            ranks = list(islice(mesh.ranks(firsts), _SHOWN))
-            shown = [_ranks(group.ranks(mesh, rank)) for rank in ranks]
-        more = [f"{num - _SHOWN} more"] if num > _SHOWN else []
-        yield f"  group    {group}: ranks {' | '.join([*shown, *more])}"
+        yield f"  group    {group_text(self.plan, self.found, task)}"
         if isinstance(task, Comm) and task.key:
             yield f"  key      {task.key}"
             yield from self._peers(task.key)
@@ -152,6 +134,34 @@ class _Explained:
     def _line(self, index: int, why: str) -> str:
         task = self.found.tasks[index]
         return f"{task.name} ({self._stream(task)}): {why}"
+
+
+def slice_text(plan: Plan, found: RankClass) -> str:
+    """`pp=0 (ranks 0-3)`."""
+    mesh, at = plan.mesh, found.slice
+    num_ranks = mesh.size_of(mesh.free(at))
+    word = "rank" if num_ranks == 1 else "ranks"
+    return f"{at} ({word} {_first_ranks(mesh.ranks(at), num_ranks)})"
+
+
+def group_text(plan: Plan, found: RankClass, task: Meeting) -> str:
+    """The group of a task, and which ranks of its class meet whom."""
+    group, mesh = plan.groups[task.group], plan.mesh
+    free = mesh.free(found.slice)
+    if isinstance(task, Comm) and task.facts.is_message:
+        arrow = "->" if task.facts.sends else "<-"
+        num = mesh.size_of(free)
+        ranks = list(islice(mesh.ranks(found.slice), _SHOWN))
+        pairs = [(r, *(m for m in group.ranks(mesh, r) if m != r)) for r in ranks]
+        shown = [f"{rank} {arrow} {_ranks(peers)}" for rank, *peers in pairs]
+    else:
+        inside = tuple(axis for axis in group.over if axis in free)
+        num = mesh.size_of(free) // mesh.size_of(inside)
+        firsts = Slice((*found.slice.fixed, *((axis, 0) for axis in inside)))
+        ranks = list(islice(mesh.ranks(firsts), _SHOWN))
+        shown = [_ranks(group.ranks(mesh, rank)) for rank in ranks]
+    more = [f"{num - _SHOWN} more"] if num > _SHOWN else []
+    return f"{group}: ranks {' | '.join([*shown, *more])}"
 
 
 def _joined(first: str, second: str) -> str:

@@ -1,0 +1,45 @@
+"""Job card: a plan and a machine in; a few lines of HTML for a notebook out."""
+
+from __future__ import annotations
+
+from html import escape
+
+from piper.cost.machine import Machine
+from piper.insight.memory_peak import largest_total
+from piper.insight.step_text import show_seconds
+from piper.ir.form.byte_sizes import show_size
+from piper.observe.pictures.svg import draw_svg
+from piper.plan.report.track_memory import fill_memory
+from piper.plan.types import Plan, class_of
+from piper.sim.simulate import simulate
+from piper.view.step_shares import step_shares
+from piper.view.strategy_line import strategy_line
+
+_WIDTH = 960
+_STEPS = 2
+
+
+def job_card(plan: Plan, machine: Machine) -> str:
+    timeline = simulate(plan, machine, steps=_STEPS)
+    for track in timeline.tracks:
+        fill_memory(plan, class_of(plan, track.ranks[0]), track)
+    shares = step_shares(timeline, _STEPS - 1)
+    peak = max(largest_total(track) for track in timeline.tracks)
+    figures = {
+        "ranks": str(plan.mesh.size),
+        f"step on {machine.name}, simulated": show_seconds(shares.seconds),
+        "peak memory": show_size(peak),
+        "computes": f"{shares.ranks.computing:.0%}",
+        "exposed communication": f"{shares.ranks.exposed:.0%}",
+        "bubble": f"{shares.ranks.bubble:.0%}",
+    }
+    cells = "".join(
+        f'<td style="text-align:left;padding-right:20px"><small>{escape(name)}</small>'
+        f"<br><b>{escape(value)}</b></td>"
+        for name, value in figures.items()
+    )
+    begin, end = timeline.steps[-1]
+    picture = draw_svg(timeline, begin=begin, end=end, width=_WIDTH)
+    return (
+        f"<div><b>{escape(strategy_line(plan))}</b><table><tr>{cells}</tr></table>{picture}</div>"
+    )

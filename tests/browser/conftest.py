@@ -1,0 +1,81 @@
+"""One browser, and reports that are made once: of a run of 4 ranks, and of a plan of 64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from examples import moe_lm
+
+import piper
+from piper.observe.timeline import Timeline
+from piper.plan.types import Plan
+from piper.strategies import parallel
+from piper.view.report_data import Shown
+from piper.view.show import machine_for, show_html
+
+from . import deep_moe
+from .chromium import HERE, Chromium, missing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    why = missing()
+    if why:
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=f"no browser: {why}"))
+
+
+@pytest.fixture(scope="session")
+def screenshots() -> Path:
+    """Which git ignores."""
+    folder = HERE / "screenshots"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    found = Chromium(tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def recorded() -> tuple[Plan, Timeline]:
+    """Two steps of DualPipeV with experts and ZeRO-2 on four processes."""
+    strategy = parallel(pp=2, dp=2, ep=2, zero=2, schedule="dualpipev", microbatches=4)
+    program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
+    job = program.apply(strategy).lower(optimizer=piper.adamw(lr=1e-3))
+    with job.launch("local") as run:
+        run.step(moe_lm.batch())
+        recording = run.record(steps=2)
+        for _ in range(2):
+            run.step(moe_lm.batch())
+    return job.plan, recording.timeline
+
+
+@pytest.fixture(scope="session")
+def both(recorded: tuple[Plan, Timeline], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated step above the measured one."""
+    plan, timeline = recorded
+    html = show_html(plan, [Shown("recorded", timeline)], machine=machine_for(plan, "cpu"))
+    path = tmp_path_factory.mktemp("reports") / "both.html"
+    path.write_text(html)
+    return path
+
+
+@pytest.fixture(scope="session")
+def large_plan() -> Plan:
+    strategy = parallel(pp=8, dp=8, ep=4, zero=2, schedule="dualpipev", microbatches=16)
+    program = piper.trace(deep_moe.model, deep_moe.batch(), deep_moe.step)
+    return program.apply(strategy).lower(optimizer=piper.adamw(lr=1e-3)).plan
+
+
+@pytest.fixture(scope="session")
+def large(large_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 ranks, each with its own tracks."""
+    path = tmp_path_factory.mktemp("reports") / "large.html"
+    path.write_text(show_html(large_plan, machine=machine_for(large_plan, "h100"), by_rank=True))
+    return path

@@ -1,0 +1,85 @@
+// A browser that is told what to do, a line of JSON each: {"do": name, ...} in; {"ok": value} or {"error": text} out.
+import { createInterface } from "node:readline";
+import { chromium } from "../../web/node_modules/playwright-core/index.mjs";
+
+const FLAGS = [
+  "--headless",
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
+const [, , executablePath, folder] = process.argv;
+const context = await chromium.launchPersistentContext(folder, {
+  executablePath,
+  args: FLAGS,
+  viewport: { width: 1280, height: 720 },
+  offline: true, // a report needs no network
+});
+let page = null;
+let problems = [];
+
+const actions = {
+  async open({ file, theme }) {
+    await page?.close();
+    page = await context.newPage();
+    problems = [];
+    page.on("console", (message) => {
+      if (["error", "warning"].includes(message.type())) problems.push(message.text());
+    });
+    page.on("pageerror", (error) => problems.push(String(error)));
+    page.on("request", (request) => {
+      if (!/^(file|blob|data):/.test(request.url())) problems.push(`asked for ${request.url()}`);
+    });
+    await page.emulateMedia({ colorScheme: theme ?? "light" });
+    const began = performance.now();
+    await page.goto(`file://${file}`);
+    await page.waitForSelector("html[data-ready=yes]");
+    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    return performance.now() - began;
+  },
+  evaluate: ({ code }) => page.evaluate(code),
+  click: ({ x, y }) => page.mouse.click(x, y),
+  choose: ({ selector }) => page.click(selector),
+  move: ({ x, y }) => page.mouse.move(x, y),
+  async wheel({ x, y, by, keys }) {
+    await page.mouse.move(x, y);
+    for (const key of keys ?? []) await page.keyboard.down(key);
+    await page.mouse.wheel(0, by);
+    for (const key of keys ?? []) await page.keyboard.up(key);
+  },
+  async drag({ x, y, toX, toY }) {
+    await page.mouse.move(x, y);
+    await page.mouse.down();
+    await page.mouse.move((x + toX) / 2, (y + toY) / 2, { steps: 4 });
+    await page.mouse.move(toX, toY, { steps: 4 });
+    await page.mouse.up();
+  },
+  async press({ key, ms }) {
+    await page.keyboard.down(key);
+    if (ms) await page.waitForTimeout(ms);
+    await page.keyboard.up(key);
+  },
+  text: ({ selector }) => page.innerText(selector),
+  wait: ({ code }) => page.waitForFunction(code, undefined, { timeout: 5000 }).then(() => null),
+  async picture({ path }) {
+    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    await page.screenshot({ path });
+  },
+  size: ({ width, height }) => page.setViewportSize({ width, height }),
+  problems: () => problems,
+};
+
+console.log(JSON.stringify({ ok: "ready" }));
+for await (const line of createInterface({ input: process.stdin })) {
+  const { do: name, ...rest } = JSON.parse(line);
+  try {
+    console.log(JSON.stringify({ ok: (await actions[name](rest)) ?? null }));
+  } catch (error) {
+    console.log(JSON.stringify({ error: String(error) }));
+  }
+}
+await context.close();
