@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -256,7 +257,7 @@ class Program:
         without one it is SGD with a learning rate of 0.1.
         `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
         together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
-        again where it turns out too large.
+        again where it turns out too large. `math.inf` measures the norm and clips nothing.
         With `ema=0.999` ranks keep moving averages of the parameters that they step, as
         `AveragedModel` with `get_ema_multi_avg_fn(0.999)` does after each step: see `run.ema()`.
         `precision` says in which dtypes is computed and kept, by name or as a `piper.Precision`. With
@@ -276,7 +277,11 @@ class Program:
         is missing starts from initial values, and a warning says what.
         """
         if clip is not None and not (isinstance(clip, int | float) and clip > 0):
-            raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
+            raise PlanError(
+                f"clip={clip!r}",
+                legal="a norm above 0, math.inf to measure it and clip nothing, or None",
+            )
+        clip = clip and min(clip, sys.float_info.max)  # JSON has no infinity
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
         if ema is not None and not (isinstance(ema, int | float) and 0 <= ema < 1):

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from piper.ir.precisions import Precision
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
 from piper.plan.types import Plan
+from piper.runtime.failure.nan_origin import origin_text
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.read_faults import ReadPolicy
@@ -43,12 +44,17 @@ T = TypeVar("T")
 class StepResult:
     """The loss of a step over the whole batch, and the count it was averaged over.
 
-    `norm` is that of all gradients together, before clipping; None without clipping.
+    `norm` is that of all gradients together, before clipping; None without clipping. `metrics` are those
+    that `step` returns beside the loss, over the whole batch, and `metric_counts` what each was averaged
+    over: NaN where that is 0. A step that was `skipped` has changed nothing.
     """
 
     loss: float
     count: float
     norm: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metric_counts: Mapping[str, float] = field(default_factory=dict)
+    skipped: bool = False
 
 
 class Run:
@@ -73,23 +79,47 @@ class Run:
         self._fetched: dict[str, Shapes] = {}
         self._shares: dict[str, bool] = {}  # by purpose: whether a rank gives its own rows alone
         self._recording: Recording | None = None  # of the steps that come
+        self._skipped: tuple[Any, str] | None = (
+            None  # the last step, if it was: its leaves and role
+        )
 
-    def step(self, batch: Any = None) -> StepResult:
+    def step(self, batch: Any = None, *, skip_nan: bool = False) -> StepResult:
         """Train on one global batch; without one, on what the ranks read themselves.
 
         Under torchrun a rank may give the global batch or its own rows of it. A plan for batches of
         another shape than any before is compiled first.
+        With `skip_nan` a step whose gradients are not finite changes nothing: parameters, optimizer
+        state, buffers and the number of steps stay as they were, and `origin_of_nan` can say where it
+        began. That takes their norm, which jobs with `lower(clip=...)` measure.
         """
+        if skip_nan and self.plan.clip is None:
+            raise RunError(
+                "the run does not measure the norm of gradients, by which steps are skipped",
+                legal="lower(clip=1.0), or lower(clip=math.inf), which measures it and clips nothing",
+            )
         leaves, shapes = self._given(batch, "train")
         try:
             role = self._ready("train", shapes)
             self.trained = self.workers.plans[role]
             with self._recorded(role):
-                result = _result(self._open().step(leaves, role=role))
+                guard = "skip" if skip_nan else ""
+                result = _result(self._open().step(leaves, role=role, guard=guard))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
-        self.steps += 1
+        self.steps += not result.skipped
+        self._skipped = (leaves, role) if result.skipped else None
         return result
+
+    def origin_of_nan(self) -> str:
+        """Of the step that was skipped just now: the first value that is not finite, with the rank and
+        the task that made it and the directive that the task came from. The step is run again for it."""
+        if self._skipped is None:
+            raise RunError(
+                "the last step was not skipped", legal="run.step(batch, skip_nan=True) before"
+            )
+        leaves, role = self._skipped
+        results = self._open().step(leaves, role=role, guard="check")
+        return origin_text(self.workers.plans[role], [c for r in results for c in r["culprits"]])
 
     def record(self, steps: int | None = None) -> Recording:
         """Measure the coming steps, task by task: `timeline` of what is returned has them, once they are
@@ -405,11 +435,19 @@ class Run:
         self.close()
 
 
-def _result(results: list[dict[str, float]]) -> StepResult:
+def _result(results: list[dict[str, Any]]) -> StepResult:
     losses = {result["loss"] / result["count"] for result in results}
     if len(losses) != 1 and all(loss == loss for loss in losses):
         raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
     count = results[0]["count"]
     squares = results[0].get("squares")
     norm = None if squares is None else math.sqrt(squares) / count
-    return StepResult(results[0]["loss"] / count, count, norm)
+    pairs = {
+        unquote(name.removeprefix("metric.")): pair
+        for name, pair in results[0].items()
+        if name.startswith("metric.")
+    }
+    metrics = {name: total / num if num else math.nan for name, (total, num) in pairs.items()}
+    counts = {name: num for name, (_, num) in pairs.items()}
+    skipped = results[0].get("skipped", False)
+    return StepResult(results[0]["loss"] / count, count, norm, metrics, counts, skipped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from types import ModuleType
@@ -45,7 +46,11 @@ def add_parser(commands: Any) -> None:
         "--evaluate-every", type=int, default=0, metavar="N", help="steps, on validation(share)"
     )
     group.add_argument(
-        "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
+        "--on-nan",
+        choices=["go-on", "skip", "stop"],
+        default="go-on",
+        help="gradients that are not finite: train on (default), skip the batch, or end and say which "
+        "task made them",
     )
     group.add_argument(
         "--read-again",
@@ -173,6 +178,8 @@ def _lowered_job(module: ModuleType, arguments: argparse.Namespace) -> Job | Ela
     """The job to train; None in a rank that none has use for."""
     from piper.training.elastic import Elastic
 
+    if arguments.on_nan != "go-on" and arguments.clip is None:
+        arguments.clip = math.inf  # the norm says whether gradients are finite
     if not arguments.elastic:
         return lowered(_program(module, arguments), module, arguments)
     jobs, most = elastic_jobs(module, arguments)
@@ -215,7 +222,7 @@ def _train(
             evaluate=getattr(module, "validation", None),
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
-            stop_on_nan=arguments.stop_on_nan,
+            on_nan=arguments.on_nan.replace("-", " "),
             read_again=arguments.read_again,
             skip_unreadable=arguments.skip_unreadable,
             callbacks=[last],

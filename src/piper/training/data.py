@@ -120,11 +120,11 @@ class Batches:
         """What could not be read."""
         return self._source.faults
 
-    def trained(self) -> None:
-        """A step has trained on the last batch."""
+    def trained(self, *, skipped: bool = False) -> None:
+        """A step has trained on the last batch, or was skipped for what is in it."""
         mark, self._ahead = self._source.mark, False
         self._position = Position(
-            steps=self._position.steps + 1,
+            steps=self._position.steps + (not skipped),
             samples=mark.samples,
             epoch=mark.epoch,
             sample=mark.sample,

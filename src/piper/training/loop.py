@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +30,9 @@ from piper.training.data import Batches, check_again, check_data, check_policy, 
 from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
 from piper.training.lr import LearningRate
+from piper.training.mean import Mean
 from piper.training.meter import Meter
+from piper.training.nan_guard import NanGuard, OnNan, check_on_nan
 from piper.training.opening import opened, speaks
 from piper.training.position import Position
 from piper.training.progress import Progress
@@ -50,7 +51,7 @@ def train(
     evaluate_every: int = 0,
     log: str = "auto",
     callbacks: Sequence[Any] = (),
-    stop_on_nan: bool = False,
+    on_nan: OnNan = "go on",
     read_again: int = 0,
     skip_unreadable: int = 0,
     start: Progress | None = None,
@@ -70,9 +71,14 @@ def train(
     processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer with
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
-    the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
+    the end. `log` is
     "auto", "text", "json" or "none"; under torchrun rank 0 prints. `callbacks` are told of each
     step and more (`piper.Callback`); one that raises ends the training.
+    `on_nan` says what becomes of gradients that are not finite. "go on" trains, with one warning. "skip"
+    leaves the batch out, as if it had never been there: parameters, optimizer state, buffers, the number
+    of steps and the schedule stay as they are, on every rank. "stop" is an error that names the first
+    task that made such a value. Both need the norm of gradients: `lower(clip=...)`, where `math.inf`
+    clips nothing. Without it "stop" ends after the step, by the loss alone.
     Data that raises is read again up to `read_again` times; then up to `skip_unreadable` batches are
     left out, by all ranks together, before it is an error.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
@@ -84,6 +90,7 @@ def train(
     `record` is a file for the Timeline of `record_steps`: "20:23" are the steps 20, 21 and 22.
     """
     _check(steps, evaluate, evaluate_every)
+    check_on_nan(on_nan)
     check_settings(checkpoint, checkpoint_every, keep, resume)
     check_data(data)
     policy = ReadPolicy(read_again, skip_unreadable)
@@ -98,7 +105,8 @@ def train(
         with opened(job, launch, log, launch_options, before) as (run, lines):
             begun = progress_of(run) if run.resumed else start or Progress()
             recorder.begin(run, lines)
-            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder)
+            guard = NanGuard(run, on_nan)
+            loop = _Loop(run, lines, steps, lr_schedule, guard, begun, told, policy, recorder)
             if checkpoint is None:
                 return loop.train(data, evaluate, evaluate_every)
             every = checkpoint_every or 0
@@ -144,7 +152,7 @@ class _Loop:
         lines: Log,
         steps: int | None,
         lr_schedule: Callable[[Any], Any] | None,
-        stop_on_nan: bool,
+        guard: NanGuard,
         start: Progress,
         callbacks: Callbacks,
         policy: ReadPolicy,
@@ -169,8 +177,7 @@ class _Loop:
         elif self.scheduled:
             for _ in range(before):
                 self.rate.advance()
-        self.stop_on_nan = stop_on_nan
-        self.warned = False
+        self.guard = guard
         self.told = len(run.compiled)
         self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
         self.training = Training(self.meter.unit, list(start.records))
@@ -198,8 +205,9 @@ class _Loop:
             _prepare_evaluation(self.run, evaluate)
         self.callbacks.tell("on_start", self._facts())
         self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
-        for batch in islice(self.batches, self.meter.steps):
-            self.step(batch)
+        for batch in self._until_done(self.batches):
+            if not self.step(batch):
+                continue
             if saver and self.meter.num == 1:
                 self.progress()  # what cannot be saved is an error now, not at the last step
             if evaluate_every and self.done % evaluate_every == 0:
@@ -231,6 +239,15 @@ class _Loop:
         elif evaluate is not None and self.meter.num and not self._evaluated:
             self.evaluate(evaluate)
         return self.end()
+
+    def _until_done(self, batches: Batches) -> Iterator[Any]:
+        """A batch for each step that is left; those that are skipped do not count."""
+        while self.meter.steps is None or self.meter.num < self.meter.steps:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
 
     @property
     def _evaluated(self) -> bool:
@@ -265,22 +282,27 @@ class _Loop:
     def seconds(self) -> float:
         return self.start.seconds + time.perf_counter() - self.begun
 
-    def step(self, batch: Any) -> None:
-        """One step and its line. Its time is that since the last one, so that reading data counts."""
+    def step(self, batch: Any) -> bool:
+        """One step and its line; False if it was skipped. Its time is that since the last one, so that
+        reading data counts."""
         lr = self.rate.lr
         if self.scheduled and self.options != self.rate.options:
             self.options = self.rate.options
             self.run.set_options(self.options)
         self.recorder.before_step(self.done + 1)
-        result = self.run.step(batch)
+        result = self.guard.step(batch, self.done + 1)
         self.recorder.after_step()
         if self.batches:
-            self.batches.trained()
+            self.batches.trained(skipped=result.skipped)
+        if result.skipped:
+            self.lines.warning(self.done + 1, self.guard.text(result))
+            return False
         if self.scheduled:
             self.rate.advance(result.loss)
         now = time.perf_counter()
         seconds, self.since = now - self.since - self._say_compiled(), now
         self.meter.step(seconds)
+        retried, skipped = self._say_unread()
         record = Record(
             step=self.done,
             loss=result.loss,
@@ -290,19 +312,23 @@ class _Loop:
             per_second=self.meter.units / seconds,
             mfu=self.meter.mfu(seconds),
             memory=self.meter.memory,
-            **self._say_unread(),
+            metrics=dict(result.metrics),
+            retried=retried,
+            skipped=skipped,
+            not_trained=self.guard.taken(),
         )
         self.training.records.append(record)
         self.lines.step(record, self.steps, self.meter.eta)
-        if record.not_finite:
-            self._not_finite(record)
+        if record.not_finite and (text := self.guard.not_finite(record)):
+            self.lines.warning(record.step, text)
         self.callbacks.tell("on_step", record)
+        return True
 
-    def _say_unread(self) -> dict[str, int]:
+    def _say_unread(self) -> tuple[int, int]:
         """How often reading the step's batch was tried again, and how many were left out before it, with
         a line for each."""
         if self.batches is None:
-            return {}
+            return 0, 0
         faults, (retried, skipped) = self.batches.faults, self.unread
         for text in faults.left_out[skipped:]:
             self.lines.warning(self.done, f"a batch before it was left out: {text}")
@@ -311,7 +337,7 @@ class _Loop:
             times = self.unread[0] - retried
             often = "once" if times == 1 else f"{times} times"
             self.lines.warning(self.done, f"its data was read again, {often}")
-        return {"retried": self.unread[0] - retried, "skipped": self.unread[1] - skipped}
+        return self.unread[0] - retried, self.unread[1] - skipped
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -322,33 +348,22 @@ class _Loop:
             self.lines.note(f"compiled {what} for batches of {shapes}: {found.seconds:.1f} s")
         return sum(found.seconds for found in new)
 
-    def _not_finite(self, record: Record) -> None:
-        """Training goes on with what no step can mend: say so once, or end."""
-        if self.stop_on_nan:
-            raise RunError(
-                f"step {record.step}: {record.not_finite}",
-                legal="a smaller lr, clip=..., or data without such values",
-            )
-        if not self.warned:
-            text = f"{record.not_finite}: not finite; training goes on (stop_on_nan ends it)"
-            self.lines.warning(record.step, text)
-            self.warned = True
-
     def evaluate(self, data: Any) -> None:
-        """The mean loss over all batches of other data, in the record of the last step."""
-        begun, total, count, num = time.perf_counter(), 0.0, 0.0, 0
+        """The mean loss and metrics over all batches of other data, in the record of the last step."""
+        begun, mean = time.perf_counter(), Mean()
         policy = ReadPolicy(self.policy.again)  # with a batch left out it is another mean
         for batch in Batches(self.run, data, name="eval", policy=policy):
-            result = self.run.evaluate(batch)
-            total, count, num = total + result.loss * result.count, count + result.count, num + 1
-        if not num:
+            mean.add(self.run.evaluate(batch))
+        if not mean.num:
             raise RunError("the data to evaluate has no batch", legal="at least one")
-        last = self.training.records[-1]
-        self.training.records[-1] = msgspec.structs.replace(last, evaluation=total / count)
+        record = msgspec.structs.replace(
+            self.training.records[-1], evaluation=mean.loss, evaluation_metrics=mean.metrics
+        )
+        self.training.records[-1] = record
         self._say_compiled()
         now = time.perf_counter()
-        self.lines.evaluation(last.step, total / count, num, now - begun)
-        self.callbacks.tell("on_evaluation", self.training.records[-1])
+        self.lines.evaluation(record, mean.num, now - begun)
+        self.callbacks.tell("on_evaluation", record)
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:

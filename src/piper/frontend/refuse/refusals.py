@@ -12,10 +12,18 @@ from typing import Any
 
 from piper.bodies.failed_node import reason_of
 from piper.bodies.initial import READS_VALUES
-from piper.errors import PiperError, Source, TraceError
+from piper.errors import Call, PiperError, Source, TraceError
 from piper.frontend.refuse.side_effects import TracedEffects
 
 WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
+WRONG_METRIC = "step must return its metrics by name, each a mean or a pair (sum, count)"
+
+_RETURNED = re.compile(re.escape(WRONG_RESULT) + r", not (.*?)['\"]")
+_METRIC = re.compile(re.escape(WRONG_METRIC) + r": (.*?)['\"]")
+_RESULTS = (
+    "`return loss`, a tensor with one element; `return total, count`; or (loss, {name: metric})"
+)
+_METRICS = "tensors with one element: {'accuracy': right.float().mean(), 'kept': (total, count)}"
 
 # Words of the user's line, then of Dynamo's text -> what to do.
 _ADVICE_BY_LINE = (
@@ -54,8 +62,9 @@ _SIDE_EFFECTS = re.compile(r"side effects happened.*?: (\[.*\])", re.S)
 
 
 @contextlib.contextmanager
-def readable_errors(refusals: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Whatever tracing raises, as a TraceError with the user's line; `refusals` are Dynamo's own."""
+def readable_errors(refusals: tuple[type[Exception], ...], step: Any = None) -> Iterator[None]:
+    """Whatever tracing raises, as a TraceError with the user's line; `refusals` are Dynamo's own. What
+    is wrong with the results of a `step` has the line where that begins."""
     try:
         yield
     except PiperError:
@@ -66,10 +75,19 @@ def readable_errors(refusals: tuple[type[Exception], ...]) -> Iterator[None]:
         line = (frames[-1].line or "").strip() if frames else ""
         place = f" at {Source(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
         reason, advice = _explain(_text(error, refusals), line)
-        if reason == WRONG_RESULT:
-            raise TraceError(reason, legal=advice) from error
+        if reason.startswith((WRONG_RESULT, WRONG_METRIC)):
+            raise TraceError(reason, call=call_of(step), legal=advice) from error
         message = f"the model does not trace{place}: {reason}"
         raise TraceError(message, details=[line] if line else [], legal=advice) from error
+
+
+def call_of(step: Any) -> Call:
+    """A user's step, with the line where it begins."""
+    while hasattr(step, "step"):  # what makes something else of the user's own
+        step = step.step
+    code = getattr(step, "__code__", None)
+    source = Source(code.co_filename, code.co_firstlineno) if code else None
+    return Call(getattr(step, "__name__", "step"), source)
 
 
 @contextlib.contextmanager
@@ -107,7 +125,10 @@ def _is_ours(file: str) -> bool:
 
 def _explain(text: str, line: str) -> tuple[str, str]:
     if WRONG_RESULT in text:
-        return WRONG_RESULT, "a tensor with one element, or a pair of such"
+        returned = _RETURNED.search(text)
+        return WRONG_RESULT + (f", not {returned[1]}" if returned else ""), _RESULTS
+    if metric := _METRIC.search(text):
+        return f"{WRONG_METRIC}: {metric[1]}", _METRICS
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = _OF_DYNAMO.sub("", lines[0]).rstrip(":") if lines else "graph break"
     cause = _CAUSE.search(text)

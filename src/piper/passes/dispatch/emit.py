@@ -108,7 +108,7 @@ class _Emitter:
 
     def _results(self, at: Slice) -> dict[str, int]:
         found: dict[str, int] = {}
-        for what in ("loss", "count"):
+        for what in ("loss", "count", *(f"metric.{name}" for name in self.graph.metrics)):
             for name in (f"${what}@{at}", f"$sum.{what}@{at}"):
                 if name in self.slot_of:
                     found.setdefault(what, self.slot_of[name])

@@ -153,16 +153,19 @@ class PoolRun:
         *,
         role: str = "train",
         trace: str | None = None,
-    ) -> list[dict[str, float]]:
+        guard: str = "",
+    ) -> list[dict[str, Any]]:
         """Train on leaves of the global batch, or on None: what the ranks have read themselves. With
-        `trace`, a folder gets what torch's profiler saw on each rank."""
+        `trace`, a folder gets what torch's profiler saw on each rank. With the `guard` "skip" nothing
+        changes if gradients are not finite; with "check" such a step is run again, changes nothing
+        either, and says where they come from."""
         options, self._set = self._set, []
-        more = {"options": options, "trace": trace, "reader": "train"}
+        more = {"options": options, "trace": trace, "reader": "train", "guard": guard}
         return self._call("step", self._steps(role, leaves, **more))
 
     def evaluate(
         self, leaves: Mapping[str, Tensor] | None, *, role: str = "eval"
-    ) -> list[dict[str, float]]:
+    ) -> list[dict[str, Any]]:
         """Run an evaluation, which is loaded, on live parameters."""
         more: dict[str, Any] = {"options": [], "trace": None, "reader": "eval"}
         return self._call("step", self._steps(role, leaves, **more))
