@@ -13,7 +13,7 @@ from piper.bodies.files.body_fit import check_bodies
 from piper.check import Report, check_plan
 from piper.compiler.driver import Lowered
 from piper.compiler.source import Source
-from piper.errors import Call, PlanError
+from piper.errors import Call, PlanError, naming_line
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
@@ -279,9 +279,10 @@ class Job:
             raise PlanError(
                 f"shapes={limit!r}", legal="how many shapes batches may have, at least 1"
             )
-        pool = pool_of(launcher, self.plan, options)
-        compile = options.get("compile", False)
-        workers = PoolRun(
-            self.plan, self.bodies, pool, stored=stored, memory=memory, compile=compile
-        )
+        with naming_line("launch"):
+            pool = pool_of(launcher, self.plan, options)
+            compile = options.get("compile", False)
+            workers = PoolRun(
+                self.plan, self.bodies, pool, stored=stored, memory=memory, compile=compile
+            )
         return Run(self.plan, workers, ShapedPlans(self, limit))

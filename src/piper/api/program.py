@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -32,11 +33,21 @@ from piper.cost.machine import Machine
 from piper.cost.machine_file import machine_of
 from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
-from piper.errors import PlanError, TraceError
+from piper.errors import (
+    ArgumentError,
+    Call,
+    NoSuchAttribute,
+    PlanError,
+    TraceError,
+    naming_line,
+    user_source,
+)
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.frontend.capture.capture import Step
 from piper.frontend.capture.counted import CountedStep
 from piper.frontend.cut.stage_choice import StageCut
+from piper.frontend.refuse.arguments import check_arguments
+from piper.frontend.refuse.refusals import call_of
 from piper.ir.form.byte_sizes import parse_size
 from piper.ir.form.graph_diff import graph_diff
 from piper.ir.form.graph_text import graph_to_text
@@ -62,6 +73,7 @@ MEANS = ("microbatch", "batch")  # what a mean loss is the mean of
 _SGD = Optimizer("SGD", {"lr": 0.1})
 
 
+@naming_line("trace")
 def trace(
     make_model: Callable[[], nn.Module],
     example_batch: Any,
@@ -79,6 +91,7 @@ def trace(
     """
     if mean not in MEANS:
         raise TraceError(f"mean={mean!r}", legal=" or ".join(f'"{each}"' for each in MEANS))
+    check_arguments(make_model, example_batch, step)
     if mean == "batch":
         step = CountedStep(step)
     source = Source(make_model, example_batch, step, stages=stages)
@@ -120,6 +133,28 @@ def load_program(
     return program
 
 
+def _check_strategy(strategy: Any) -> None:
+    """Raise unless it is a function of a Schedule, or a history."""
+    legal = "a function of directives, def strategy(s): ..., or piper.strategies.parallel(dp=2)"
+    if not callable(strategy):
+        records = isinstance(strategy, Sequence) and not isinstance(strategy, str)
+        if not records or not all(isinstance(each, Record) for each in strategy):
+            raise ArgumentError(
+                f"apply was given {strategy!r}", call=Call("apply", user_source()), legal=legal
+            )
+        return
+    try:
+        inspect.signature(strategy).bind(None)
+    except TypeError:
+        call = call_of(strategy)
+        text = (
+            f"{call.name}{inspect.signature(strategy)} is no strategy: apply calls it with s alone"
+        )
+        raise ArgumentError(text, call=call, legal=legal) from None
+    except ValueError:
+        pass  # its signature is not known
+
+
 class Program:
     """A traced step under zero or more directives. Never changed: `apply` returns a new one."""
 
@@ -144,13 +179,31 @@ class Program:
             )
         return self._source
 
+    def __getattr__(self, name: str) -> Any:
+        """What a job has, a program has not yet."""
+        text = f"a program has no {name!r}"
+        if not name.startswith("_") and hasattr(Job, name):
+            call = Call(f"program.{name}", user_source())
+            raise NoSuchAttribute(
+                text, call=call, legal=f"program.lower(...).{name}: that of its job"
+            )
+        raise AttributeError(text)
+
     def apply(self, strategy: Strategy | Sequence[Record]) -> Program:
         """The program after all directives of a strategy, or of another program's history."""
+        _check_strategy(strategy)
         stages = Stages(self._source, self.stages)
         schedule = Schedule(self.graph, self.history, stages=stages)
         with no_collections():
             if callable(strategy):
-                strategy(schedule)
+                returned: Any = strategy(schedule)
+                if returned is not None:
+                    raise ArgumentError(
+                        f"the strategy returns a {type(returned).__name__}, which nobody applies",
+                        call=call_of(strategy),
+                        legal="directives on s alone; apply(parallel(dp=2)), or parallel(dp=2)(s) "
+                        "inside of a strategy",
+                    )
             else:
                 for record in strategy:
                     schedule.apply(record.directive, call=record.call)
@@ -234,6 +287,7 @@ class Program:
             return graph_diff(self.graph, other.graph)
         return self.lower().diff(other.lower())
 
+    @naming_line("lower")
     def lower(
         self,
         *,

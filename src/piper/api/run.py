@@ -17,7 +17,7 @@ from piper.api.recording import Recording
 from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
 from piper.api.weights_out import save_weights
-from piper.errors import OutOfMemory, PiperError, RunError
+from piper.errors import OutOfMemory, PiperError, RunError, naming_line
 from piper.ir.precisions import Precision
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
@@ -97,9 +97,11 @@ class Run:
                 "the run does not measure the norm of gradients, by which steps are skipped",
                 legal="lower(clip=1.0), or lower(clip=math.inf), which measures it and clips nothing",
             )
-        leaves, shapes = self._given(batch, "train")
+        with naming_line("run.step"):
+            leaves, shapes = self._given(batch, "train")
         try:
-            role = self._ready("train", shapes)
+            with naming_line("run.step"):
+                role = self._ready("train", shapes)
             self.trained = self.workers.plans[role]
             with self._recorded(role):
                 guard = "skip" if skip_nan else ""
@@ -212,8 +214,9 @@ class Run:
         if ema:
             with self._averaged():
                 return self.evaluate(batch)
-        self._check_evaluation()
-        leaves, shapes = self._given(batch, "eval")
+        with naming_line("run.evaluate"):
+            self._check_evaluation()
+            leaves, shapes = self._given(batch, "eval")
         try:
             role = self._ready("eval", shapes)
             result = _result(self._open().evaluate(leaves, role=role))

@@ -30,7 +30,9 @@ INTERRUPTED = 130
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser("train", help="train a model under a strategy, or a saved plan")
     add_program_arguments(parser, more="; or PLAN.json, as written by piper plan --out")
-    parser.add_argument("--steps", type=int, required=True, metavar="N")
+    amount = parser.add_mutually_exclusive_group(required=True)
+    amount.add_argument("--steps", type=int, metavar="N")
+    amount.add_argument("--epochs", type=int, metavar="N", help="passes through data(share)")
     group = parser.add_argument_group("where")
     add_launch_arguments(group, tuple(LAUNCHERS))
     group.add_argument(
@@ -208,6 +210,10 @@ def _train(
     data = getattr(module, "data", None)
     if data is None:
         file = arguments.data or arguments.file
+        if arguments.epochs is not None:
+            raise FileError(
+                f"--epochs, but {file} has no data(share), which ends", legal="--steps N"
+            )
         _note(arguments, f"{file} has no data(share): each step makes a batch()")
         seed = (arguments.seed or 0) if isinstance(job, Elastic) else job.plan.seed
         data = MadeBatches(module.batch, seed=seed)
@@ -217,6 +223,7 @@ def _train(
             job,
             data,
             steps=arguments.steps,
+            epochs=arguments.epochs,
             launch=arguments.launch,
             lr_schedule=getattr(module, "lr_schedule", None),
             evaluate=getattr(module, "validation", None),

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import RunError
+from piper.errors import Call, RunError, naming_line, user_source
 from piper.ir.tensor_type import shapes_text
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
@@ -26,14 +26,22 @@ from piper.training.checkpointing import (
     progress_of,
     surviving,
 )
-from piper.training.data import Batches, check_again, check_data, check_policy, rewinding
+from piper.training.data import (
+    Batches,
+    Last,
+    check_again,
+    check_data,
+    check_epochs,
+    check_policy,
+    rewinding,
+)
 from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
 from piper.training.lr import LearningRate
 from piper.training.mean import Mean
 from piper.training.meter import Meter
 from piper.training.nan_guard import NanGuard, OnNan, check_on_nan
-from piper.training.opening import opened, speaks
+from piper.training.opening import check_importable, check_job, opened, speaks
 from piper.training.position import Position
 from piper.training.progress import Progress
 from piper.training.recorded_steps import RecordedSteps, checked_steps
@@ -44,7 +52,9 @@ def train(
     job: Job | Run | Elastic,
     data: Any,
     *,
-    steps: int | None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    last: Last = "train",
     launch: str | Pool = "auto",
     lr_schedule: Callable[[Any], Any] | None = None,
     evaluate: Any = None,
@@ -63,7 +73,7 @@ def train(
     record_steps: str | range | None = None,
     **launch_options: Any,
 ) -> Training:
-    """Train for `steps` steps, or with None until the data ends.
+    """Train for `steps` steps, or for `epochs` passes through the data; with neither, until it ends.
 
     `data` is an iterable of global batches, a DataLoader of them, or a function `data(share)` that
     gives the batches of one data rank, which each rank then reads for itself. `launch` and
@@ -79,6 +89,9 @@ def train(
     of steps and the schedule stay as they are, on every rank. "stop" is an error that names the first
     task that made such a value. Both need the norm of gradients: `lower(clip=...)`, where `math.inf`
     clips nothing. Without it "stop" ends after the step, by the loss alone.
+    A batch that is smaller than the example batch, as the last one of an epoch may be, is trained on as
+    one step of its own if its rows divide by data ranks x microbatches, and else left out with a
+    warning; `last="drop"` leaves all of them out.
     Data that raises is read again up to `read_again` times; then up to `skip_unreadable` batches are
     left out, by all ranks together, before it is an error.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
@@ -89,15 +102,20 @@ def train(
     it goes on, with the ranks that are left, when some are lost.
     `record` is a file for the Timeline of `record_steps`: "20:23" are the steps 20, 21 and 22.
     """
-    _check(steps, evaluate, evaluate_every)
-    check_on_nan(on_nan)
-    check_settings(checkpoint, checkpoint_every, keep, resume)
-    check_data(data)
-    policy = ReadPolicy(read_again, skip_unreadable)
-    check_policy(data, policy)
+    with naming_line("train"):
+        check_job(job)
+        _check(steps, evaluate, evaluate_every)
+        check_epochs(data, steps, epochs, last)
+        policy = ReadPolicy(read_again, skip_unreadable, epochs or 1, last)
+        check_on_nan(on_nan)
+        check_settings(checkpoint, checkpoint_every, keep, resume)
+        check_data(data)
+        check_policy(data, policy)
     recorder = RecordedSteps(record, checked_steps(record, record_steps, steps))
 
     told = Callbacks(callbacks)
+    with naming_line("train"):
+        check_importable(job, launch, data)
 
     def once(job: Job | Run, attempt: Attempt | None) -> Training:
         told.silent = not speaks(job, launch)
@@ -183,6 +201,7 @@ class _Loop:
         self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
         self.batches: Batches | None = None
+        self.partial = 0  # batches that were left out for their size, as far as it was said
         self.unread = (0, 0)  # batches that were tried again, and left out, as far as it was said
 
     @property
@@ -227,7 +246,15 @@ class _Loop:
         if self.steps is not None and self.done < self.steps and not self.training.stopped:
             raise RunError(
                 f"the data ended after {self.done} of {self.steps} steps",
+                call=Call("train", user_source()),
                 legal="steps=None: until the data ends; or data that begins again",
+            )
+        self._say_partial()
+        if not self.meter.num and self.batches.faults.partial:
+            raise RunError(
+                "all batches of the data are smaller than the example batch, and were left out",
+                call=Call("train", user_source()),
+                legal="batches of the example batch's size, or an example batch of theirs",
             )
         if saver:
             saver.end()
@@ -244,7 +271,8 @@ class _Loop:
         """A batch for each step that is left; those that are skipped do not count."""
         while self.meter.steps is None or self.meter.num < self.meter.steps:
             try:
-                batch = next(batches)
+                with naming_line("train"):
+                    batch = next(batches)
             except StopIteration:
                 return
             yield batch
@@ -329,6 +357,7 @@ class _Loop:
         a line for each."""
         if self.batches is None:
             return 0, 0
+        self._say_partial()
         faults, (retried, skipped) = self.batches.faults, self.unread
         for text in faults.left_out[skipped:]:
             self.lines.warning(self.done, f"a batch before it was left out: {text}")
@@ -338,6 +367,23 @@ class _Loop:
             often = "once" if times == 1 else f"{times} times"
             self.lines.warning(self.done, f"its data was read again, {often}")
         return self.unread[0] - retried, self.unread[1] - skipped
+
+    def _say_partial(self) -> None:
+        """A line for each batch that was left out for its size."""
+        if self.batches is None:
+            return
+        found, plan = self.batches.faults.partial, self.run.plan
+        for rows in found[self.partial :]:
+            why = (
+                'last="drop"'
+                if self.policy.partial == "drop"
+                else (
+                    f"does not divide into {plan.num_data_ranks} data ranks x "
+                    f"{plan.num_microbatches} microbatches"
+                )
+            )
+            self.lines.warning(self.done, f"a batch of {rows} samples was left out: {why}")
+        self.partial = len(found)
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -351,9 +397,14 @@ class _Loop:
     def evaluate(self, data: Any) -> None:
         """The mean loss and metrics over all batches of other data, in the record of the last step."""
         begun, mean = time.perf_counter(), Mean()
-        policy = ReadPolicy(self.policy.again)  # with a batch left out it is another mean
-        for batch in Batches(self.run, data, name="eval", policy=policy):
+        # With a batch left out it is another mean: only what no plan could take is.
+        policy = ReadPolicy(self.policy.again, partial="train")
+        batches = Batches(self.run, data, name="eval", policy=policy)
+        for batch in batches:
             mean.add(self.run.evaluate(batch))
+        for rows in batches.faults.partial:
+            text = f"the evaluation leaves out a batch of {rows} samples, which does not divide"
+            self.lines.warning(self.done, text)
         if not mean.num:
             raise RunError("the data to evaluate has no batch", legal="at least one")
         record = msgspec.structs.replace(

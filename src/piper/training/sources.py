@@ -105,6 +105,8 @@ class _OfDriver:
             return failure
         finally:
             self.faults.retried += reader.retried()
+            left_out = reader.partial()
+            self.faults.partial += left_out if reader is self.readers[0] else []
 
     def states(self) -> tuple[bool, list[dict[str, Any] | None]]:
         return self.whole, [reader.state() for reader in self.readers]
@@ -164,6 +166,7 @@ class _OfThisRank:
             status, batch, failure = self._read()
             mark = self.reader.mark() if self.reader else self.mark
             retried = self.reader.retried() if self.reader else 0
+            self.faults.partial += self.reader.partial() if self.reader else []
             epoch = -1 if mark.epoch is None else mark.epoch
             numbers = (mark.samples, epoch, mark.sample, int(mark.mixed))
             answers = self.pool.agree(status, retried, int(self.whole), *numbers)

@@ -152,10 +152,6 @@ def record(
     compute in float32 all the same. Without `training` the model is in eval() mode; `frozen` parameters
     get no gradient.
     """
-    if isinstance(make_model, nn.Module) or not callable(make_model):
-        raise TraceError(
-            "trace was given a model", legal="a function that makes it: trace(Model, batch, step)"
-        )
     torch._dynamo.reset()
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
@@ -211,7 +207,7 @@ def record(
         tracing_settings(),
         counting_regions(),
         torch.fx.traceback.preserve_node_meta(),
-        readable_errors(_REFUSALS, step),
+        readable_errors(_REFUSALS, step, fake_batch),
     ):
         counted = isinstance(traced_step, CountedStep)
         whole = WholeStep(model, uncounted(traced_step))
@@ -287,7 +283,12 @@ def finish(recording: Recording, rows: int) -> Capture:
         mark_state(graph, facts, results.all)
     recording.effects.refuse()
     if loss not in facts.flowing:
-        raise TraceError("the loss does not depend on any parameter that requires a gradient")
+        source = source_of(loss)
+        raise TraceError(
+            f"the loss{f' ({source})' if source else ''} does not depend on any parameter that requires "
+            "a gradient",
+            legal="a loss made of the model's results, without .detach(), .item() or torch.no_grad()",
+        )
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
     _drop_dead_code(graph, facts, [node for part in state for node in part.given])

@@ -232,6 +232,8 @@ class PoolRun:
             if not failures:
                 break
             faults.leave_out(failures)
+        first = next(iter(answers.values()), None)
+        faults.partial += first.partial if first else ()
         more = {rank: found.shapes for rank, found in answers.items() if found.shapes}
         check_ends(list(more), [rank for rank in answers if rank not in more])
         if not more:
