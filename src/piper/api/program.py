@@ -16,6 +16,7 @@ from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
 from piper.api.starting import starting_weights
 from piper.compiler.driver import (
+    Asking,
     Lowered,
     Scheduled,
     Settings,
@@ -356,18 +357,30 @@ class Program:
         warn_of_loss(lowered.source, lowered.plan)
         make = partial(self._variant, settings, lowered.buckets)
 
-        def variants(training: bool, shapes: Shapes | None) -> Job:
-            return Job.of(make(training, shapes), stored=stored, memory=memory)
+        def variants(training: bool, shapes: Shapes | None, asked: Asking | None = None) -> Job:
+            return Job.of(make(training, shapes, asked), stored=stored, memory=memory)
 
         return Job.of(lowered, variants, stored=stored, memory=memory)
 
     def _variant(
-        self, settings: Settings, buckets: Bucketed, training: bool, shapes: Shapes | None
+        self,
+        settings: Settings,
+        buckets: Bucketed,
+        training: bool,
+        shapes: Shapes | None,
+        asked: Asking | None,
     ) -> Lowered:
         """The same program with its parameters in the buckets of another one."""
         if not training:
             settings = replace(settings, clip=None, late_clip=False, ema=None)
-        return lower(self._scheduled, settings, trained=buckets, training=training, shapes=shapes)
+        return lower(
+            self._scheduled,
+            settings,
+            trained=buckets,
+            training=training,
+            shapes=shapes,
+            asked=asked,
+        )
 
     @property
     def _scheduled(self) -> Scheduled:

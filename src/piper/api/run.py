@@ -29,6 +29,7 @@ from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
+from piper.runtime.worker.predictions import assembled_predictions
 from piper.runtime.worker.weights import Weights
 from piper.stored.writers import Entry, entries_by_rank, is_held_by
 
@@ -120,7 +121,7 @@ class Run:
                 "the last step was not skipped", legal="run.step(batch, skip_nan=True) before"
             )
         leaves, role = self._skipped
-        results = self._open().step(leaves, role=role, guard="check")
+        results = self.workers.of_all(self._open().step(leaves, role=role, guard="check"))
         return origin_text(self.workers.plans[role], [c for r in results for c in r["culprits"]])
 
     def record(self, steps: int | None = None) -> Recording:
@@ -224,6 +225,30 @@ class Run:
             raise with_advice(error, self.plan) from None
         self.evaluations += 1
         return result
+
+    def predict(self, batch: Any, predict: Callable[[Any, Any], Any], *, ema: bool = False) -> Any:
+        """What `predict(model, batch)` returns for a global batch, with the model in eval() mode, under
+        the same strategy and on the live parameters: a tensor, or a tuple or dictionary of tensors, each
+        with a row for each sample, in the order of the batch.
+
+        The batch need not have all that training reads. A plan is compiled for each function and each
+        shape of batches. With `ema` parameters hold their moving averages.
+        """
+        if ema:
+            with self._averaged():
+                return self.predict(batch, predict)
+        with naming_line("run.predict"):
+            self._check_evaluation()
+            assert self.plans is not None
+            found = self.plans.prediction(predict, batch)
+            leaves = checked_leaves(found.plan, batch)
+        self.workers.load(found.plan, found.bodies, found.role)
+        try:
+            results = self._open().evaluate(leaves, role=found.role)
+        except OutOfMemory as error:
+            raise with_advice(error, self.plan) from None
+        self.evaluations += 1
+        return assembled_predictions(found.plan, self.workers.of_all(results))
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ def batch_layouts(traced: Traced, other: Mapping[str, TensorType] | None) -> dic
     layouts = {}
     for name, value in traced.values.items():
         layouts[name] = _fixed(value)
-        if layouts[name] is STACKED and value.role == "activation":
+        if layouts[name] is STACKED and value.role in ("activation", "prediction"):
             twin = twins.get(name)
             layouts[name] = _grown(value.spec, twin) if twin else _guessed(value.spec, rows)
     return layouts

@@ -159,7 +159,9 @@ class _Cutting:
             self._as_it_is(chunk)
             return
         values = (self.traced.values[name] for name in chunk.outputs)
-        joined = tuple(i for i, value in enumerate(values) if value.role in RESULTS)
+        joined = tuple(
+            i for i, value in enumerate(values) if value.role in (*RESULTS, "prediction")
+        )
         with refusing(chunk, self.how.call):
             parts = self.cuts.partition(
                 chunk,

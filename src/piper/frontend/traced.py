@@ -124,6 +124,7 @@ class _Cutter:
         self.free = free
         self.chunk_of = chunk_of
         self.metrics = {node: name for name, node in capture.metrics.items()}
+        self.predictions = {node: name for name, node in capture.predictions.items()}
         refuse_constant_metrics(capture.metrics, free.__contains__)
         self.flowing = capture.facts.flowing
         self.random = random_indexes(capture)
@@ -211,7 +212,9 @@ class _Cutter:
             role = "count"
         elif node in self.metrics:
             role = "metric"
-        batched, of = node in self.batched, self.metrics.get(node, "")
+        elif node in self.predictions:
+            role = "prediction"
+        batched, of = node in self.batched, self.metrics.get(node, self.predictions.get(node, ""))
         return TracedValue(role, spec_of(result), node in self.flowing, batched, of)
 
     def _with_free_code(self, nodes: list[fx.Node]) -> list[fx.Node]:
@@ -237,7 +240,7 @@ class _Cutter:
         return list(read)
 
     def _outputs(self, index: int, nodes: list[fx.Node]) -> list[fx.Node]:
-        results = (self.capture.loss, self.capture.count, *self.metrics)
+        results = (self.capture.loss, self.capture.count, *self.metrics, *self.predictions)
         return [
             node
             for node in nodes

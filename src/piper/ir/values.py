@@ -29,6 +29,7 @@ Role = Literal[
     "param_grad",
     "loss",
     "count",
+    "prediction",  # rows that an evaluation gives to the user, by the name `of`
     "metric",  # (sum, count) of what is only reported, by the name `of`
     "sum",  # several nodes add into it; readers wait for all of them
     "gradient",  # a bucket's gradient, or the rank's part of it: a sum that stays

@@ -51,7 +51,12 @@ from piper.frontend.capture.layer_drop import certain_layers
 from piper.frontend.capture.lifted import LiftedStep, as_traced, lift
 from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_reads
 from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
-from piper.frontend.capture.results import WholeStep, results_of
+from piper.frontend.capture.results import (
+    PredictStep,
+    WholePrediction,
+    WholeStep,
+    results_of,
+)
 from piper.frontend.capture.state_parts import StatePart, changed_buffers, mark_state, take_state
 from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
@@ -85,6 +90,7 @@ class Capture:
     loss: fx.Node
     count: fx.Node | None
     metrics: Mapping[str, fx.Node]
+    predictions: Mapping[str, fx.Node]
     any_mode: bool  # whether it is the same in train() and eval() mode
 
     def without_gradient(self) -> Capture:
@@ -210,7 +216,9 @@ def record(
         readable_errors(_REFUSALS, step, fake_batch),
     ):
         counted = isinstance(traced_step, CountedStep)
-        whole = WholeStep(model, uncounted(traced_step))
+        whole: nn.Module = WholeStep(model, uncounted(traced_step))
+        if isinstance(traced_step, PredictStep):
+            whole = WholePrediction(model, traced_step)
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said, effects)
@@ -282,7 +290,7 @@ def finish(recording: Recording, rows: int) -> Capture:
             graph, _, facts = interpret(graph, recording.constants, inputs, open_rows=False)
         mark_state(graph, facts, results.all)
     recording.effects.refuse()
-    if loss not in facts.flowing:
+    if loss not in facts.flowing and not results.predictions:
         source = source_of(loss)
         raise TraceError(
             f"the loss{f' ({source})' if source else ''} does not depend on any parameter that requires "
@@ -305,6 +313,7 @@ def finish(recording: Recording, rows: int) -> Capture:
         loss=loss,
         count=count,
         metrics=results.metrics,
+        predictions=results.predictions,
         any_mode=recording.any_mode and not state,
     )
     return capture if recording.training else capture.without_gradient()

@@ -1,7 +1,8 @@
-"""Results of a step: what the user's function returns in, one flat tuple of scalars and their names out.
+"""Results of a step: what the user's function returns in, one flat tuple of tensors and their names out.
 
 A loss leaves the captured graph as it is, its count and each metric in float64. A metric is one tensor
-(sum, count), so that both travel together; its name stands in the graph, at the node that makes it.
+(sum, count), so that both travel together; its name stands in the graph, at the node that makes it. So
+does that of a prediction, which has a row for each sample.
 """
 
 from __future__ import annotations
@@ -16,9 +17,50 @@ from torch import Tensor, fx, nn
 
 from piper.bodies.captured_nodes import source_of, value_of
 from piper.errors import TraceError
-from piper.frontend.refuse.refusals import WRONG_METRIC, WRONG_RESULT
+from piper.frontend.refuse.refusals import WRONG_METRIC, WRONG_PREDICTION, WRONG_RESULT
 
-METRIC = "piper-metric"  # our key among a node's annotations: the name of the metric that it makes
+# Our keys among a node's annotations: the name of the metric, or prediction, that it makes.
+METRIC, PREDICTION = "piper-metric", "piper-prediction"
+
+
+@dataclass(frozen=True)
+class PredictStep:
+    """A user's function predict(model, batch), whose results are predictions."""
+
+    step: Callable[[nn.Module, Any], Any]
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        return self.step(model, batch)
+
+
+class WholePrediction(nn.Module):
+    """The model and the user's predict as one module. Its loss means nothing: a step has one."""
+
+    def __init__(self, model: nn.Module, predict: PredictStep) -> None:
+        super().__init__()
+        self.model = model
+        self.predict = predict.step
+
+    def forward(self, batch: Any) -> Any:
+        result = self.predict(self.model, batch)
+        if isinstance(result, Tensor):
+            named = {"": result}
+        elif isinstance(result, dict):
+            named = {f"key.{name}": tensor for name, tensor in result.items()}
+        elif isinstance(result, tuple | list):
+            named = {f"place.{place}": tensor for place, tensor in enumerate(result)}
+        else:
+            raise TypeError(WRONG_PREDICTION)
+        for tensor in named.values():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(WRONG_PREDICTION)
+        made = [_prediction(name, tensor) for name, tensor in named.items()]
+        return torch.zeros_like(made[0], dtype=torch.float32).mean(), *made
+
+
+def _prediction(name: str, tensor: Tensor) -> Tensor:
+    with torch.fx.traceback.annotate({PREDICTION: f"={name}"}):
+        return tensor.detach().clone()
 
 
 class WholeStep(nn.Module):
@@ -90,22 +132,22 @@ class Results:
     loss: fx.Node
     count: fx.Node | None
     metrics: Mapping[str, fx.Node]  # by their names, without characters that the graph's own use
+    predictions: Mapping[str, fx.Node]
 
     @property
     def all(self) -> list[fx.Node]:
-        return [
-            self.loss,
-            *([self.count] if self.count is not None else []),
-            *self.metrics.values(),
-        ]
+        counts = [self.count] if self.count is not None else []
+        return [self.loss, *counts, *self.metrics.values(), *self.predictions.values()]
 
 
 def results_of(graph: fx.Graph) -> Results:
     """What a captured graph returns."""
     found = next(iter(reversed(graph.nodes))).args[0]
     nodes = list(found) if isinstance(found, tuple | list) else [found]
-    metrics = {name: node for node in nodes if (name := metric_name(node))}
-    plain = [node for node in nodes if not metric_name(node)]
+    metrics = {name: node for node in nodes if (name := _name(node, METRIC))}
+    predictions = {name: node for node in nodes if (name := _name(node, PREDICTION))}
+    named = {*metrics.values(), *predictions.values()}
+    plain = [node for node in nodes if node not in named]
     if len(plain) not in (1, 2) or not all(isinstance(node, fx.Node) for node in plain):
         raise TraceError(
             f"step returns {len(plain)} results",
@@ -117,13 +159,13 @@ def results_of(graph: fx.Graph) -> Results:
                 f"step returns a tensor of shape {tuple(value_of(node).shape)}{_at(node)}",
                 legal="a mean loss, or a pair (sum, count), each with one element",
             )
-    return Results(plain[0], plain[1] if len(plain) == 2 else None, metrics)
+    return Results(plain[0], plain[1] if len(plain) == 2 else None, metrics, predictions)
 
 
-def metric_name(node: Any) -> str:
-    """The metric that a node of the graph's results is, if it is one."""
+def _name(node: Any, kind: str) -> str:
+    """What a node of the graph's results is called, if it is of a kind."""
     custom = node.meta.get("custom") if isinstance(node, fx.Node) else None
-    return quote((custom or {}).get(METRIC, ""), safe="._-")
+    return quote((custom or {}).get(kind, ""), safe="._-")
 
 
 def refuse_constant_metrics(

@@ -19,7 +19,7 @@ from piper.frontend.refuse.side_effects import TracedEffects
 
 WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 WRONG_METRIC = "step must return its metrics by name, each a mean or a pair (sum, count)"
-
+WRONG_PREDICTION = "predict must return a tensor, or a tuple or dictionary of tensors"
 _RETURNED = re.compile(re.escape(WRONG_RESULT) + r", not (.*?)['\"]")
 _METRIC = re.compile(re.escape(WRONG_METRIC) + r": (.*?)['\"]")
 _RESULTS = (
@@ -97,7 +97,7 @@ def readable_errors(
         line = (frames[-1].line or "").strip() if frames else ""
         place = f" at {Source(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
         reason, advice = _explain(_text(error, refusals), line)
-        if reason.startswith((WRONG_RESULT, WRONG_METRIC)):
+        if reason.startswith((WRONG_RESULT, WRONG_METRIC, WRONG_PREDICTION)):
             raise TraceError(reason, call=call_of(step), legal=advice) from error
         message = f"the model does not trace{place}: {reason}"
         if WRONG_TAG in str(error):
@@ -158,6 +158,8 @@ def _explain(text: str, line: str) -> tuple[str, str]:
     if WRONG_RESULT in text:
         returned = _RETURNED.search(text)
         return WRONG_RESULT + (f", not {returned[1]}" if returned else ""), _RESULTS
+    if WRONG_PREDICTION in text:
+        return WRONG_PREDICTION, "tensors with samples in dim 0, such as model(batch['x'])"
     if metric := _METRIC.search(text):
         return f"{WRONG_METRIC}: {metric[1]}", _METRICS
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -112,6 +112,10 @@ class _Emitter:
             for name in (f"${what}@{at}", f"$sum.{what}@{at}"):
                 if name in self.slot_of:
                     found.setdefault(what, self.slot_of[name])
+        for value in self.graph.values.values():
+            if value.role == "prediction" and value.name in self.slot_of:
+                number = _microbatch(self.graph, value.name)
+                found[f"prediction.{number}.{value.of}"] = self.slot_of[value.name]
         for name in (f"$norm@{at}", f"$squares@{at}"):
             if name in self.slot_of:
                 found.setdefault("squares", self.slot_of[name])

@@ -18,7 +18,7 @@ from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy
-from piper.runtime.launch.reader import Fetched
+from piper.runtime.launch.reader import Fetched, fits, num_rows
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.record.recorder import RankTimes
@@ -170,6 +170,11 @@ class PoolRun:
         more: dict[str, Any] = {"options": [], "trace": None, "reader": "eval"}
         return self._call("step", self._steps(role, leaves, **more))
 
+    def of_all(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The results of all ranks, of which a process of torchrun has its own."""
+        pool: Any = self.pool
+        return pool.gather(results[0], "step") if self.reading == "rank" else results
+
     def _steps(
         self, name: str, leaves: Mapping[str, Tensor] | None, **more: Any
     ) -> list[dict[str, Any]]:
@@ -221,8 +226,16 @@ class PoolRun:
 
     def fetch(self, name: str = "train") -> Shapes:
         """Have every rank read its next batch: the shapes of the global one; nothing if the data has
-        ended, for all of them. A batch that some cannot read is left out by all."""
+        ended, for all of them. A batch that some cannot read is left out by all, and so is one that the
+        policy leaves out for its size."""
         faults = self.read_faults[name]
+        while True:
+            shapes = self._fetch(name, faults)
+            if not shapes or fits(self.plan, faults.policy, num_rows(shapes)):
+                return shapes
+            faults.partial.append(num_rows(shapes))
+
+    def _fetch(self, name: str, faults: ReadFaults) -> Shapes:
         while True:
             answers: dict[int, Fetched] = {
                 rank: found for rank, found in enumerate(self.call("fetch", name)) if found

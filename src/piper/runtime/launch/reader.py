@@ -63,7 +63,7 @@ class Reader:
         self._retried = 0
         self._mark = mark or Mark()
         self._samples = self._mark.samples
-        self._rows = _num_rows(plan.batch_shapes)  # of the last global batch
+        self._rows = num_rows(plan.batch_shapes)  # of the last global batch
         self._state_before = self._mark.state  # of the coming batch, for another try
         self._fresh = True  # nothing was read since it was opened
         self._by_state = False
@@ -156,27 +156,13 @@ class Reader:
         found, self._partial = self._partial, []
         return found
 
-    def _fits(self, rows: int) -> bool:
-        """Whether a batch is trained on; larger ones are, or are refused later."""
-        if rows >= self._whole or self.policy.partial == "refuse":
-            return True
-        pieces = self.plan.num_data_ranks * self.plan.num_microbatches
-        return self.policy.partial == "train" and rows % pieces == 0
-
-    def _read(self) -> tuple[Any, Shapes]:
-        while True:
-            batch, shapes = self._read_one()
-            if self._fits(self._rows):
-                return batch, shapes
-            self._partial.append(self._rows)
-
     def _note_left_out(self) -> None:
         """What the share has left out since."""
         found = self._share.epochs.take_left_out()
         self._partial += found
         self._samples += sum(found)
 
-    def _read_one(self) -> tuple[Any, Shapes]:
+    def _read(self) -> tuple[Any, Shapes]:
         batches = self.open()
         if self.policy.again:
             self._state_before = self.state()
@@ -193,7 +179,7 @@ class Reader:
             raise StopIteration
         self.number += 1
         shapes = self.measure(batch)
-        self._rows, self._fresh = _num_rows(shapes), False
+        self._rows, self._fresh = num_rows(shapes), False
         self._samples += self._rows
         return batch, shapes
 
@@ -225,7 +211,7 @@ class Reader:
                     f"the data ends after {num} samples, but {samples} were trained on",
                     legal="the data that was trained on",
                 )
-            num += _num_rows(self.measure(batch))
+            num += num_rows(self.measure(batch))
             batch = next(batches, _END)
         if num > samples:
             raise RunError(
@@ -286,12 +272,22 @@ class Reader:
 _END = object()
 
 
+def fits(plan: Plan, policy: ReadPolicy, rows: int) -> bool:
+    """Whether a global batch is trained on; larger ones than the example batch are, or are refused.
+    All ranks must decide so together: shares that differ in their rows are no partial batch."""
+    if rows >= num_rows(plan.batch_shapes) or policy.partial == "refuse":
+        return True
+    pieces = plan.num_data_ranks * plan.num_microbatches
+    return policy.partial == "train" and rows % pieces == 0
+
+
 def _reason(failure: Exception) -> str:
     """An error in one line: that of a DataLoader's process ends with what was raised there."""
     lines = str(failure).strip().splitlines() or [""]
     return lines[-1] if len(lines) > 1 else f"{type(failure).__name__}: {lines[0]}"
 
 
-def _num_rows(shapes: Shapes) -> int:
+def num_rows(shapes: Shapes) -> int:
+    """Samples of a global batch."""
     _, (rows, *_) = shapes[0]
     return rows

@@ -297,7 +297,10 @@ class Worker:
             for part in self._parts[slot]:
                 self.slots[part] = self.slots[part].clone()
             self.slots[slot] = None
-        found = {name: self.slots[i].tolist() for name, i in self.me.results.items()}
+        found: dict[str, Any] = {}
+        for name, i in self.me.results.items():
+            rows = name.startswith("prediction.")
+            found[name] = self.slots[i].to("cpu", copy=True) if rows else self.slots[i].tolist()
         found.setdefault("count", float(self.plan.num_data_ranks * self.plan.num_microbatches))
         check_count(found["count"])
         return found | self.guard.end()
