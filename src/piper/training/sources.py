@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,6 +19,7 @@ from piper.runtime.launch.reader import Reader, fits, num_rows
 from piper.runtime.launch.reading import place_of
 from piper.runtime.launch.shares import Share, agreed_shapes, checked_leaves, shapes_of
 from piper.training.position import Position
+from piper.training.slow_data import SlowData
 
 ENDED, READ, FAILED, IDLE, UNREADABLE = range(5)
 
@@ -40,7 +42,9 @@ def source_of(run: Run, data: Any, name: str, start: Position, policy: ReadPolic
         return _OfThisRank(run, data, name, start, policy)
     if reading == "members" and not whole:
         return _OfMembers(run, data, name, marks, policy)
-    return _OfDriver(run.plan, data, marks, policy)
+    timeout = getattr(run.workers.pool, "timeout", None)
+    watch = SlowData(place_of(data), timeout) if timeout else None
+    return _OfDriver(run.plan, data, marks, policy, watch)
 
 
 def _ordered(data: Any) -> Callable[[Share], Iterable[Any]]:
@@ -59,7 +63,15 @@ class _OfDriver:
     """All ranks are in this process, or it sends them their rows: it reads global batches, or every
     share, and puts the rows together."""
 
-    def __init__(self, plan: Plan, data: Any, marks: Sequence[Mark], policy: ReadPolicy) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        data: Any,
+        marks: Sequence[Mark],
+        policy: ReadPolicy,
+        watch: SlowData | None = None,
+    ) -> None:
+        self.watch = watch
         self.plan, self.faults = plan, ReadFaults(policy)
         num, self.whole = len(marks), not callable(data)
 
@@ -107,7 +119,8 @@ class _OfDriver:
 
     def _next(self, reader: Reader) -> tuple[Any, Shapes] | Unreadable | None:
         try:
-            return reader.read()
+            with self.watch.watched() if self.watch else nullcontext():
+                return reader.read()
         except StopIteration:
             return None
         except Unreadable as failure:
