@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import piper
 from piper.bodies.leaves import map_leaves
 from piper.errors import TraceError
-from piper.frontend.capture.results import loss_and_metrics
+from piper.frontend.capture.step_results import loss_and_metrics
 from piper.plan.tasks import Comm
 from piper.strategies import parallel
 from piper.training.line import Log, step_text
-from piper.training.mean import Mean
+from piper.training.mean_results import Mean
 from piper.training.verify import compare, load_initial, train_one_device
 from tests import tensor_zoo, zoo
 from tests.zoo import ADAMW

@@ -157,7 +157,7 @@ def test_stop_names_what_was_given() -> None:
     batch = _batch(3)
     batch["x"][7, 2] = math.nan
     text = _stopped(_job({"dp": 2, "microbatches": 2}, clip=math.inf), [GOOD[0], batch])
-    assert "is given a NaN in batch:x of the batch, in microbatch 1 of data rank 1" in text
+    assert "is given a NaN in x of the batch, in microbatch 1 of data rank 1" in text
 
 
 def test_stop_without_a_norm_ends_by_the_loss() -> None:

@@ -19,7 +19,7 @@ def test_processes_give_what_loopback_gives(pool: GetPool) -> None:
         records, evaluated, predicted, origin = first_hour.trained(run, first_hour.batches())
     assert [record[3] for record in records] == [0, 0, 1, 0, 0, 0, 1, 0]
     assert set(records[0][2]) == {"accuracy", "some"} and predicted.shape == (8, 3)
-    assert "is given a NaN in batch:x of the batch, in microbatch 1 of data rank 1" in origin
+    assert "is given a NaN in x of the batch, in microbatch 1 of data rank 1" in origin
     for given in (first_hour.batches(), first_hour.data):
         with first_hour.job().launch(pool(4)) as run:
             found = first_hour.trained(run, given)

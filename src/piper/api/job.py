@@ -15,7 +15,7 @@ from piper.compiler.driver import Asking, Lowered
 from piper.compiler.source import Source
 from piper.errors import Call, PlanError, naming_line
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
-from piper.frontend.capture.results import PredictStep
+from piper.frontend.capture.step_results import PredictStep
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
 from piper.ir.tensor_type import Shapes, shapes_text

@@ -47,8 +47,8 @@ from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.frontend.capture.capture import Step
 from piper.frontend.capture.counted import CountedStep
 from piper.frontend.cut.stage_choice import StageCut
-from piper.frontend.refuse.arguments import check_arguments
 from piper.frontend.refuse.refusals import call_of
+from piper.frontend.refuse.trace_arguments import check_arguments
 from piper.ir.form.byte_sizes import parse_size
 from piper.ir.form.graph_diff import graph_diff
 from piper.ir.form.graph_text import graph_to_text

@@ -29,7 +29,7 @@ from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
-from piper.runtime.worker.predictions import assembled_predictions
+from piper.runtime.worker.predicted_rows import assembled_predictions
 from piper.runtime.worker.weights import Weights
 from piper.stored.writers import Entry, entries_by_rank, is_held_by
 

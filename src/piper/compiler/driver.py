@@ -23,7 +23,7 @@ from piper.cost.machine import Machine
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
 from piper.errors import Call, TraceError
-from piper.frontend.capture.results import PredictStep
+from piper.frontend.capture.step_results import PredictStep
 from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.refuse.refusals import call_of
 from piper.frontend.traced import Traced

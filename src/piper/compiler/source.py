@@ -21,7 +21,7 @@ from piper.frontend.capture.capture import (
     first_difference,
     plain_name,
 )
-from piper.frontend.capture.results import PredictStep
+from piper.frontend.capture.step_results import PredictStep
 from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.refuse.refusals import call_of
 from piper.frontend.tensor_cut import TensorCut, TensorCuts

@@ -12,9 +12,9 @@ from piper.bodies.chunk_code import ChunkCode, ChunkInput, spec_of
 from piper.errors import TraceError
 from piper.frontend.capture.capture import Capture, source_of, value_of
 from piper.frontend.capture.random_ops import copy_keyed, first_place, random_indexes
-from piper.frontend.capture.results import refuse_constant_metrics
 from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.capture.statistics import synced_norm
+from piper.frontend.capture.step_results import refuse_constant_metrics
 from piper.frontend.cut.chunks import cut
 from piper.frontend.cut.finer_chunks import cut_pieces
 from piper.frontend.cut.regions import assign_regions, free_code

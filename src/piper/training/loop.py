@@ -38,7 +38,7 @@ from piper.training.data import (
 from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
 from piper.training.lr import LearningRate
-from piper.training.mean import Mean
+from piper.training.mean_results import Mean
 from piper.training.meter import Meter
 from piper.training.nan_guard import NanGuard, OnNan, check_on_nan
 from piper.training.opening import check_importable, check_job, opened, speaks

@@ -16,7 +16,7 @@ from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
 from piper.frontend.capture.hf_experts import own_experts
-from piper.frontend.capture.results import loss_and_metrics
+from piper.frontend.capture.step_results import loss_and_metrics
 from piper.plan.types import Plan
 from piper.runtime.factory import optimizers_of
 from piper.runtime.worker.weights import Weights

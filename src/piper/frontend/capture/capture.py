@@ -51,14 +51,14 @@ from piper.frontend.capture.layer_drop import certain_layers
 from piper.frontend.capture.lifted import LiftedStep, as_traced, lift
 from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_reads
 from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
-from piper.frontend.capture.results import (
+from piper.frontend.capture.state_parts import StatePart, changed_buffers, mark_state, take_state
+from piper.frontend.capture.statistics import separate_statistics
+from piper.frontend.capture.step_results import (
     PredictStep,
     WholePrediction,
     WholeStep,
     results_of,
 )
-from piper.frontend.capture.state_parts import StatePart, changed_buffers, mark_state, take_state
-from piper.frontend.capture.statistics import separate_statistics
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.plain_tensors import refuse_plain_tensor

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from piper.bodies.captured_nodes import callee, source_of, value_of
 from piper.errors import TraceError
-from piper.frontend.capture.results import loss_and_metrics, results_of
+from piper.frontend.capture.step_results import loss_and_metrics, results_of
 
 _LOSSES = (F.cross_entropy, F.nll_loss)
 _SAME = ("clone", "contiguous", "double", "float", "reshape", "squeeze", "to", "view")

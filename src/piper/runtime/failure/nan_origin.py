@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from piper.bodies.leaves import users_name
 from piper.plan.slots import Slot
 from piper.plan.tasks import Task
 from piper.plan.types import Plan, RankPlan, bind
-from piper.runtime.worker.guard import Culprit
+from piper.runtime.worker.step_guard import Culprit
 
 
 def origin_text(plan: Plan, culprits: Sequence[Culprit]) -> str:
@@ -39,5 +40,7 @@ def _named(plan: Plan, task: Task) -> str:
 
 def _given(me: RankPlan, slot: Slot) -> str:
     if slot.kind == "batch":
-        return f"{slot.source} of the batch, in microbatch {slot.microbatch} of data rank {me.data_rank}"
+        name = users_name(slot.source)
+        leaf = "the batch" if name == "batch" else f"{name} of the batch"
+        return f"{leaf}, in microbatch {slot.microbatch} of data rank {me.data_rank}"
     return f"{slot.kind} {slot.source or slot.name}"

@@ -27,9 +27,9 @@ from piper.runtime.state.restore import restore
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
-from piper.runtime.worker.guard import Guard
 from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
+from piper.runtime.worker.step_guard import Guard
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
 from piper.stored.stored_pieces import StoredState
