@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -19,6 +21,7 @@ _ELSEWHERE = (
 )
 
 _COMMANDS = os.path.join(_ELSEWHERE[0], "cli", "main.py")
+_LINE = re.compile(r"\.py:\d+")
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -58,6 +61,18 @@ def user_source() -> Source | None:
     return None
 
 
+@contextmanager
+def naming_line(name: str) -> Iterator[None]:
+    """Errors that name no line of the user's get that of the user's call of `name`."""
+    try:
+        yield
+    except PiperError as error:
+        source, told = user_source(), error.call is not None or isinstance(error, RankLost)
+        if source is not None and not told and not _LINE.search(str(error)):
+            error.at(Call(name, source))
+        raise
+
+
 class PiperError(ValueError):
     """The user asked for something that cannot be; nothing was changed.
 
@@ -86,6 +101,11 @@ class PiperError(ValueError):
         self.message, self.details, self.legal = message, tuple(details), legal
         self.args = (self._text(),)
 
+    def at(self, call: Call) -> None:
+        """Have it name a call."""
+        self.call = call
+        self.args = (self._text(),)
+
     def _text(self) -> str:
         head = f"{self.call}: {self.message}" if self.call else self.message
         if self.requirement is not None:
@@ -106,6 +126,10 @@ class SelectError(PiperError):
 
 class ArgumentError(PiperError, TypeError):
     """A directive was called with arguments that it does not take."""
+
+
+class NoSuchAttribute(PiperError, AttributeError):
+    """Something was asked for what only a later stage has: a program for a launch."""
 
 
 class MeshError(PiperError):

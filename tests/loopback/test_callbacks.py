@@ -102,11 +102,12 @@ def test_json_lines_are_added_to_a_file(tmp_path: Path) -> None:
         "start", "step", "step", "evaluation", "step", "evaluation", "end"
     ]  # fmt: skip
     assert [line["loss"] for line in lines if line["event"] == "step"][:3] == training.losses
-    assert lines[3] == {"event": "evaluation", "step": 2, "loss": training.records[1].evaluation}
+    evaluation = {"step": 2, "loss": training.records[1].evaluation, "metrics": {}}
+    assert lines[3] == {"event": "evaluation", **evaluation}
     assert [(line["event"], line.get("step")) for line in lines[7:]] == [
         ("start", 3), ("step", 4), ("evaluation", 4), ("failure", None)
     ]  # fmt: skip
-    assert lines[-1]["error"].startswith("RunError: the data ended")
+    assert lines[-1]["error"].startswith("RunError: train (")
     with pytest.raises(FileError, match="cannot be written: Is a directory"):
         _train(piper.JsonLines(tmp_path))
 

@@ -123,7 +123,7 @@ def test_training_may_end_at_a_loss_that_is_not_finite() -> None:
     batches, heard = [torch.ones(4, 4), torch.full((4, 4), 1e30)], Heard()
     job = _diverging(1e6).lower(optimizer=piper.sgd(lr=0.0))
     with pytest.raises(RunError, match="step 2: loss inf"):
-        piper.train(job, batches, steps=2, launch="single", stop_on_nan=True, callbacks=[heard])
+        piper.train(job, batches, steps=2, launch="single", on_nan="stop", callbacks=[heard])
     assert len(heard.of("step")) == len(heard.of("failure")) == 1
 
 

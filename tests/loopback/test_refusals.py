@@ -111,7 +111,7 @@ def test_a_metric_is_no_count() -> None:
             lambda self, x: self.a(x) * torch.bincount(x.long().flatten().abs()).sum(),
             "depends on data",
         ),
-        (lambda self, x: self.a(x[..., :3]), r"does not trace .*3\] X \[6"),
+        (lambda self, x: self.a(x[..., :3]), r"the step raises .*3\] X \[6"),
         (lambda self, x: self.nothing(x), "has no attribute 'nothing'"),
     ],
 )

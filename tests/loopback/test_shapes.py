@@ -166,7 +166,8 @@ def test_rows_that_do_not_divide_are_refused_with_those_that_do() -> None:
         with pytest.raises(RunError) as refused:
             run.step(ragged.batch(6, 6, 0))
         assert str(refused.value) == (
-            "a batch of 6 samples does not divide into 2 data ranks x 2 microbatches\n"
+            "run.step (tests/loopback/test_shapes.py:167): a batch of 6 samples does not divide into 2 "
+            "data ranks x 2 microbatches\n"
             "  legal: a multiple of 4; a DataLoader with drop_last=True has no smaller batch"
         )
         with pytest.raises(RunError, match="a batch of 0 samples does not divide"):
@@ -181,8 +182,8 @@ def test_there_is_a_limit_to_the_number_of_shapes() -> None:
         with pytest.raises(RunError) as refused:
             run.step(ragged.batch(8, 5, 0))
     assert str(refused.value) == (
-        "a batch of tokens [8, 5], labels [8, 5]: of another shape than the 2 so far, and a plan is "
-        "compiled for each\n"
+        "run.step (tests/loopback/test_shapes.py:183): a batch of tokens [8, 5], labels [8, 5]: of "
+        "another shape than the 2 so far, and a plan is compiled for each\n"
         "    tokens [8, 6], labels [8, 6]\n"
         "    tokens [8, 4], labels [8, 4]\n"
         "  legal: batches padded to a few lengths, or launch(..., shapes=N)"
@@ -194,11 +195,11 @@ def test_there_is_a_limit_to_the_number_of_shapes() -> None:
 def test_what_cannot_be_another_shape_of_the_same_batch() -> None:
     good = ragged.batch(8, 6, 0)
     with _job("one").launch("single") as run:
-        with pytest.raises(RunError, match=r"batch:labels is int64\[8\]"):
+        with pytest.raises(RunError, match=r": labels is int64\[8\]"):
             run.step({**good, "labels": good["labels"][:, 0]})
         with pytest.raises(RunError, match="differ in their number of samples"):
             run.step({**good, "labels": good["labels"][:4]})
-        with pytest.raises(RunError, match=r"batch:labels is int32\[8, 6\]"):
+        with pytest.raises(RunError, match=r": labels is int32\[8, 6\]"):
             run.step({**good, "labels": good["labels"].int()})
 
 

@@ -251,12 +251,12 @@ def without_end(self: Any, x: Tensor) -> Tensor:
     return without_end(self, x)
 
 
-@hostile("code that torch.compile(fullgraph=True) accepts")
+@hostile("what the batch has: x float32[4, 6]")
 def mismatch(self: Any, x: Tensor) -> Tensor:
     return self.b(self.a(x)[:, :3])
 
 
-@hostile("code that torch.compile(fullgraph=True) accepts")
+@hostile("what the batch has: x float32[4, 6]")
 def own_error(self: Any, x: Tensor) -> Tensor:
     raise KeyError("nothing")
 

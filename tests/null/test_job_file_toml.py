@@ -14,7 +14,7 @@ JOB = """
 file = "model.py"
 steps = 7
 launch = "loopback"
-stop_on_nan = true
+debug = true
 checkpoint = "run"
 
 [strategy]
@@ -44,16 +44,16 @@ def test_its_keys_are_options_and_its_paths_are_beside_it(job: Path) -> None:
     found = parsed(["train", str(job)])
     assert found.file == str(job.parent / "model.py")
     assert found.checkpoint == str(job.parent / "run")
-    assert (found.steps, found.launch, found.stop_on_nan) == (7, "loopback", True)
+    assert (found.steps, found.launch, found.debug) == (7, "loopback", True)
     assert (found.dp, found.zero, found.microbatches, found.pp) == (2, 2, 2, None)
     assert isinstance(found.clip, float) and found.clip == 1.0
     assert found.argv == ["train", str(job)]
 
 
 def test_the_command_line_wins(job: Path) -> None:
-    words = ["--dp", "4", "--steps=3", "--no-stop-on-nan", "--pp", "2"]
+    words = ["--dp", "4", "--steps=3", "--no-debug", "--pp", "2"]
     found = parsed(["train", *words[:2], str(job), *words[2:]])
-    assert (found.dp, found.steps, found.stop_on_nan, found.pp) == (4, 3, False, 2)
+    assert (found.dp, found.steps, found.debug, found.pp) == (4, 3, False, 2)
     assert found.zero == 2
     assert parsed(["simulate", str(job)]).slow_rank == ["0:2", "1:1.5"]
     assert parsed(["simulate", str(job), "--slow-rank", "1:3"]).slow_rank == ["1:3"]
@@ -90,7 +90,7 @@ def test_commands_run_by_it(job: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("dp = 2", "dp = 2024-01-01", 9, "invalid int value"),
         ("dp = 2", "dp.n = 2", 9, "dp = {'n': 2}"),
         ("dp = 2", "dp = [2, 4]", 9, "dp takes one value, not a list"),
-        ("stop_on_nan = true", "stop_on_nan = 1", 5, "stop-on-nan = 1"),
+        ("debug = true", "debug = 1", 5, "debug = 1"),
         ('"loopback"', '"loopbak"', 4, "launch = 'loopbak' (did you mean 'loopback'?)"),
     ],
 )

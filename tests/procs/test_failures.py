@@ -226,7 +226,7 @@ def test_a_batch_of_another_kind_is_refused_before_anything_runs() -> None:
     batch = CASES["dense"].batch(0)
     with job.launch("single") as run:
         loss = run.step(batch).loss
-        with pytest.raises(RunError, match=r"batch:tokens is int64\[16\]"):
+        with pytest.raises(RunError, match=r": tokens is int64\[16\]"):
             run.step({name: leaf[:, 0] for name, leaf in batch.items()})
         assert run.step(batch).loss < loss  # the run goes on
     assert torch.isfinite(torch.tensor(loss))

@@ -11,11 +11,12 @@ from piper.api.run import Run
 from piper.api.shaped_plans import SHAPES, ShapedPlans
 from piper.bodies.files.body_fit import check_bodies
 from piper.check import Report, check_plan
-from piper.compiler.driver import Lowered
+from piper.compiler.driver import Asking, Lowered
 from piper.compiler.source import Source
 from piper.cost.machine import Machine
-from piper.errors import Call, PlanError
+from piper.errors import Call, PlanError, naming_line
 from piper.files import PLAN_LIMIT, check_writable, read_bytes, write_bytes
+from piper.frontend.capture.step_results import PredictStep
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.form.screen import on_a_screen
 from piper.ir.graph import Graph
@@ -79,8 +80,8 @@ def _loaded(file: JobFile) -> Job:
     return Job(plan, file.bodies, report, evaluation=evaluation, stored=stored)
 
 
-# Whether to train, and on batches of which shapes if not those of the example batch.
-Variants = Callable[[bool, Shapes | None], "Job"]
+# Whether to train, and on batches of which shapes if not those of the example batch; what is predicted.
+Variants = Callable[[bool, Shapes | None, Asking | None], "Job"]
 
 
 class Job:
@@ -189,7 +190,7 @@ class Job:
             raise PlanError("the job is an evaluation itself", legal="evaluation of a training job")
         if self._evaluation is None:
             assert self._variants is not None
-            self._evaluation = self._variants(False, None)
+            self._evaluation = self._variants(False, None, None)
         return self._evaluation
 
     def shaped(self, shapes: Shapes, *, training: bool = True) -> Job:
@@ -207,8 +208,19 @@ class Job:
                 legal=f"batches of {shapes_text(self.plan.batch_shapes)}, or program.lower(...)",
             )
         if (training, shapes) not in self._shaped:
-            self._shaped[training, shapes] = self._variants(training, shapes)
+            self._shaped[training, shapes] = self._variants(training, shapes, None)
         return self._shaped[training, shapes]
+
+    def prediction(self, predict: Callable[[Any, Any], Any], batch: Any) -> Job:
+        """The same model under the same strategy, forwards only and in eval() mode, for what a function
+        `predict(model, batch)` makes of batches like `batch`, which may have other tensors than those of
+        training. It keeps parameters as this job does."""
+        if self._variants is None:
+            raise PlanError(
+                "this job was read from a file: it has no program to compile a prediction of",
+                legal="program.lower(...), where the model's code is at hand",
+            )
+        return self._variants(False, None, Asking(PredictStep(predict), batch))
 
     def summary(self) -> str:
         """Ranks, tasks and peak memory per class."""
@@ -311,9 +323,10 @@ class Job:
             raise PlanError(
                 f"shapes={limit!r}", legal="how many shapes batches may have, at least 1"
             )
-        pool = pool_of(launcher, self.plan, options)
-        compile = options.get("compile", False)
-        workers = PoolRun(
-            self.plan, self.bodies, pool, stored=stored, memory=memory, compile=compile
-        )
+        with naming_line("launch"):
+            pool = pool_of(launcher, self.plan, options)
+            compile = options.get("compile", False)
+            workers = PoolRun(
+                self.plan, self.bodies, pool, stored=stored, memory=memory, compile=compile
+            )
         return Run(self.plan, workers, ShapedPlans(self, limit))

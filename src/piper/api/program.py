@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,7 @@ from piper.api.job import Job
 from piper.api.program_file import program_from_json, program_to_json
 from piper.api.starting import starting_weights
 from piper.compiler.driver import (
+    Asking,
     Lowered,
     Scheduled,
     Settings,
@@ -31,11 +34,21 @@ from piper.cost.machine import Machine
 from piper.cost.machine_file import machine_of
 from piper.directives.complete import complete
 from piper.directives.schedule import Schedule
-from piper.errors import PlanError, TraceError
+from piper.errors import (
+    ArgumentError,
+    Call,
+    NoSuchAttribute,
+    PlanError,
+    TraceError,
+    naming_line,
+    user_source,
+)
 from piper.files import PLAN_LIMIT, read_bytes, write_bytes
 from piper.frontend.capture.capture import Step
 from piper.frontend.capture.counted import CountedStep
 from piper.frontend.cut.stage_choice import StageCut
+from piper.frontend.refuse.refusals import call_of
+from piper.frontend.refuse.trace_arguments import check_arguments
 from piper.ir.form.byte_sizes import parse_size
 from piper.ir.form.graph_diff import graph_diff
 from piper.ir.form.graph_text import graph_to_text
@@ -62,6 +75,7 @@ MEANS = ("microbatch", "batch")  # what a mean loss is the mean of
 _SGD = Optimizer("SGD", {"lr": 0.1})
 
 
+@naming_line("trace")
 def trace(
     make_model: Callable[[], nn.Module],
     example_batch: Any,
@@ -79,6 +93,7 @@ def trace(
     """
     if mean not in MEANS:
         raise TraceError(f"mean={mean!r}", legal=" or ".join(f'"{each}"' for each in MEANS))
+    check_arguments(make_model, example_batch, step)
     if mean == "batch":
         step = CountedStep(step)
     source = Source(make_model, example_batch, step, stages=stages)
@@ -120,6 +135,28 @@ def load_program(
     return program
 
 
+def _check_strategy(strategy: Any) -> None:
+    """Raise unless it is a function of a Schedule, or a history."""
+    legal = "a function of directives, def strategy(s): ..., or piper.strategies.parallel(dp=2)"
+    if not callable(strategy):
+        records = isinstance(strategy, Sequence) and not isinstance(strategy, str)
+        if not records or not all(isinstance(each, Record) for each in strategy):
+            raise ArgumentError(
+                f"apply was given {strategy!r}", call=Call("apply", user_source()), legal=legal
+            )
+        return
+    try:
+        inspect.signature(strategy).bind(None)
+    except TypeError:
+        call = call_of(strategy)
+        text = (
+            f"{call.name}{inspect.signature(strategy)} is no strategy: apply calls it with s alone"
+        )
+        raise ArgumentError(text, call=call, legal=legal) from None
+    except ValueError:
+        pass  # its signature is not known
+
+
 class Program:
     """A traced step under zero or more directives. Never changed: `apply` returns a new one."""
 
@@ -144,13 +181,31 @@ class Program:
             )
         return self._source
 
+    def __getattr__(self, name: str) -> Any:
+        """What a job has, a program has not yet."""
+        text = f"a program has no {name!r}"
+        if not name.startswith("_") and hasattr(Job, name):
+            call = Call(f"program.{name}", user_source())
+            raise NoSuchAttribute(
+                text, call=call, legal=f"program.lower(...).{name}: that of its job"
+            )
+        raise AttributeError(text)
+
     def apply(self, strategy: Strategy | Sequence[Record]) -> Program:
         """The program after all directives of a strategy, or of another program's history."""
+        _check_strategy(strategy)
         stages = Stages(self._source, self.stages)
         schedule = Schedule(self.graph, self.history, stages=stages)
         with no_collections():
             if callable(strategy):
-                strategy(schedule)
+                returned: Any = strategy(schedule)
+                if returned is not None:
+                    raise ArgumentError(
+                        f"the strategy returns a {type(returned).__name__}, which nobody applies",
+                        call=call_of(strategy),
+                        legal="directives on s alone; apply(parallel(dp=2)), or parallel(dp=2)(s) "
+                        "inside of a strategy",
+                    )
             else:
                 for record in strategy:
                     schedule.apply(record.directive, call=record.call)
@@ -241,6 +296,7 @@ class Program:
             return graph_diff(self.graph, other.graph)
         return self.lower().diff(other.lower())
 
+    @naming_line("lower")
     def lower(
         self,
         *,
@@ -264,7 +320,7 @@ class Program:
         without one it is SGD with a learning rate of 0.1.
         `seed` decides initial weights and dropout. `clip` is the largest norm that all gradients
         together may have: Updates wait for the norm or, with `late_clip`, start at once and are made
-        again where it turns out too large.
+        again where it turns out too large. `math.inf` measures the norm and clips nothing.
         With `ema=0.999` ranks keep moving averages of the parameters that they step, as
         `AveragedModel` with `get_ema_multi_avg_fn(0.999)` does after each step: see `run.ema()`.
         `precision` says in which dtypes is computed and kept, by name or as a `piper.Precision`. With
@@ -284,7 +340,11 @@ class Program:
         is missing starts from initial values, and a warning says what.
         """
         if clip is not None and not (isinstance(clip, int | float) and clip > 0):
-            raise PlanError(f"clip={clip!r}", legal="a norm above 0, or None")
+            raise PlanError(
+                f"clip={clip!r}",
+                legal="a norm above 0, math.inf to measure it and clip nothing, or None",
+            )
+        clip = clip and min(clip, sys.float_info.max)  # JSON has no infinity
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
         if ema is not None and not (isinstance(ema, int | float) and 0 <= ema < 1):
@@ -305,18 +365,30 @@ class Program:
         warn_of_loss(lowered.source, lowered.plan)
         make = partial(self._variant, settings, lowered.buckets)
 
-        def variants(training: bool, shapes: Shapes | None) -> Job:
-            return Job.of(make(training, shapes), stored=stored, memory=memory)
+        def variants(training: bool, shapes: Shapes | None, asked: Asking | None = None) -> Job:
+            return Job.of(make(training, shapes, asked), stored=stored, memory=memory)
 
         return Job.of(lowered, variants, stored=stored, memory=memory)
 
     def _variant(
-        self, settings: Settings, buckets: Bucketed, training: bool, shapes: Shapes | None
+        self,
+        settings: Settings,
+        buckets: Bucketed,
+        training: bool,
+        shapes: Shapes | None,
+        asked: Asking | None,
     ) -> Lowered:
         """The same program with its parameters in the buckets of another one."""
         if not training:
             settings = replace(settings, clip=None, late_clip=False, ema=None)
-        return lower(self._scheduled, settings, trained=buckets, training=training, shapes=shapes)
+        return lower(
+            self._scheduled,
+            settings,
+            trained=buckets,
+            training=training,
+            shapes=shapes,
+            asked=asked,
+        )
 
     @property
     def _scheduled(self) -> Scheduled:

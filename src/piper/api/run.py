@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,17 +17,19 @@ from piper.api.recording import Recording
 from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
 from piper.api.weights_out import save_weights
-from piper.errors import OutOfMemory, PiperError, RunError
+from piper.errors import OutOfMemory, PiperError, RunError, naming_line
 from piper.ir.precisions import Precision
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
 from piper.plan.types import Plan
+from piper.runtime.failure.nan_origin import origin_text
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.launch.read_faults import ReadPolicy
 from piper.runtime.launch.reading import Data
 from piper.runtime.launch.shares import checked_leaves, shapes_of
 from piper.runtime.worker.assemble import differing_copies, whole_state, whole_tensors
+from piper.runtime.worker.predicted_rows import assembled_predictions
 from piper.runtime.worker.weights import Weights
 from piper.stored.writers import Entry, entries_by_rank, is_held_by
 
@@ -43,12 +45,17 @@ T = TypeVar("T")
 class StepResult:
     """The loss of a step over the whole batch, and the count it was averaged over.
 
-    `norm` is that of all gradients together, before clipping; None without clipping.
+    `norm` is that of all gradients together, before clipping; None without clipping. `metrics` are those
+    that `step` returns beside the loss, over the whole batch, and `metric_counts` what each was averaged
+    over: NaN where that is 0. A step that was `skipped` has changed nothing.
     """
 
     loss: float
     count: float
     norm: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metric_counts: Mapping[str, float] = field(default_factory=dict)
+    skipped: bool = False
 
 
 class Run:
@@ -73,23 +80,49 @@ class Run:
         self._fetched: dict[str, Shapes] = {}
         self._shares: dict[str, bool] = {}  # by purpose: whether a rank gives its own rows alone
         self._recording: Recording | None = None  # of the steps that come
+        self._skipped: tuple[Any, str] | None = (
+            None  # the last step, if it was: its leaves and role
+        )
 
-    def step(self, batch: Any = None) -> StepResult:
+    def step(self, batch: Any = None, *, skip_nan: bool = False) -> StepResult:
         """Train on one global batch; without one, on what the ranks read themselves.
 
         Under torchrun a rank may give the global batch or its own rows of it. A plan for batches of
         another shape than any before is compiled first.
+        With `skip_nan` a step whose gradients are not finite changes nothing: parameters, optimizer
+        state, buffers and the number of steps stay as they were, and `origin_of_nan` can say where it
+        began. That takes their norm, which jobs with `lower(clip=...)` measure.
         """
-        leaves, shapes = self._given(batch, "train")
+        if skip_nan and self.plan.clip is None:
+            raise RunError(
+                "the run does not measure the norm of gradients, by which steps are skipped",
+                legal="lower(clip=1.0), or lower(clip=math.inf), which measures it and clips nothing",
+            )
+        with naming_line("run.step"):
+            leaves, shapes = self._given(batch, "train")
         try:
-            role = self._ready("train", shapes)
+            with naming_line("run.step"):
+                role = self._ready("train", shapes)
             self.trained = self.workers.plans[role]
             with self._recorded(role):
-                result = _result(self._open().step(leaves, role=role))
+                guard = "skip" if skip_nan else ""
+                result = _result(self._open().step(leaves, role=role, guard=guard))
         except OutOfMemory as error:
             raise with_advice(error, self.plan) from None
-        self.steps += 1
+        self.steps += not result.skipped
+        self._skipped = (leaves, role) if result.skipped else None
         return result
+
+    def origin_of_nan(self) -> str:
+        """Of the step that was skipped just now: the first value that is not finite, with the rank and
+        the task that made it and the directive that the task came from. The step is run again for it."""
+        if self._skipped is None:
+            raise RunError(
+                "the last step was not skipped", legal="run.step(batch, skip_nan=True) before"
+            )
+        leaves, role = self._skipped
+        results = self.workers.of_all(self._open().step(leaves, role=role, guard="check"))
+        return origin_text(self.workers.plans[role], [c for r in results for c in r["culprits"]])
 
     def record(self, steps: int | None = None) -> Recording:
         """Measure the coming steps, task by task: `timeline` of what is returned has them, once they are
@@ -182,8 +215,9 @@ class Run:
         if ema:
             with self._averaged():
                 return self.evaluate(batch)
-        self._check_evaluation()
-        leaves, shapes = self._given(batch, "eval")
+        with naming_line("run.evaluate"):
+            self._check_evaluation()
+            leaves, shapes = self._given(batch, "eval")
         try:
             role = self._ready("eval", shapes)
             result = _result(self._open().evaluate(leaves, role=role))
@@ -191,6 +225,30 @@ class Run:
             raise with_advice(error, self.plan) from None
         self.evaluations += 1
         return result
+
+    def predict(self, batch: Any, predict: Callable[[Any, Any], Any], *, ema: bool = False) -> Any:
+        """What `predict(model, batch)` returns for a global batch, with the model in eval() mode, under
+        the same strategy and on the live parameters: a tensor, or a tuple or dictionary of tensors, each
+        with a row for each sample, in the order of the batch.
+
+        The batch need not have all that training reads. A plan is compiled for each function and each
+        shape of batches. With `ema` parameters hold their moving averages.
+        """
+        if ema:
+            with self._averaged():
+                return self.predict(batch, predict)
+        with naming_line("run.predict"):
+            self._check_evaluation()
+            assert self.plans is not None
+            found = self.plans.prediction(predict, batch)
+            leaves = checked_leaves(found.plan, batch)
+        self.workers.load(found.plan, found.bodies, found.role)
+        try:
+            results = self._open().evaluate(leaves, role=found.role)
+        except OutOfMemory as error:
+            raise with_advice(error, self.plan) from None
+        self.evaluations += 1
+        return assembled_predictions(found.plan, self.workers.of_all(results))
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -405,11 +463,19 @@ class Run:
         self.close()
 
 
-def _result(results: list[dict[str, float]]) -> StepResult:
+def _result(results: list[dict[str, Any]]) -> StepResult:
     losses = {result["loss"] / result["count"] for result in results}
     if len(losses) != 1 and all(loss == loss for loss in losses):
         raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
     count = results[0]["count"]
     squares = results[0].get("squares")
     norm = None if squares is None else math.sqrt(squares) / count
-    return StepResult(results[0]["loss"] / count, count, norm)
+    pairs = {
+        unquote(name.removeprefix("metric.")): pair
+        for name, pair in results[0].items()
+        if name.startswith("metric.")
+    }
+    metrics = {name: total / num if num else math.nan for name, (total, num) in pairs.items()}
+    counts = {name: num for name, (_, num) in pairs.items()}
+    skipped = results[0].get("skipped", False)
+    return StepResult(results[0]["loss"] / count, count, norm, metrics, counts, skipped)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from piper.bodies.leaves import batch_constants, batch_leaves
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.types import Plan
@@ -36,6 +37,7 @@ class ShapedPlans:
         self.limit = limit
         self.shapes = [job.plan.batch_shapes]  # in the order in which they came
         self._plans: dict[tuple[Purpose, Shapes], ShapedPlan] = {}
+        self._predictions: dict[Any, ShapedPlan] = {}
 
     def of(self, purpose: Purpose, shapes: Shapes) -> ShapedPlan:
         """The plan for batches of these shapes."""
@@ -51,6 +53,26 @@ class ShapedPlans:
             role = f"{purpose} {number + 1}" if number else purpose
             self._plans[purpose, shapes] = ShapedPlan(role, job.plan, job.bodies, seconds)
         return self._plans[purpose, shapes]
+
+    def prediction(self, predict: Callable[[Any, Any], Any], batch: Any) -> ShapedPlan:
+        """The plan for what a function predicts of batches like this one."""
+        leaves = batch_leaves(batch)
+        types = tuple((name, leaf.dtype, tuple(leaf.shape)) for name, leaf in leaves.items())
+        key = (_function_key(predict), types, tuple(batch_constants(batch).items()))
+        if key not in self._predictions:
+            if len(self._predictions) == self.limit:
+                raise RunError(
+                    f"{self.limit} plans are compiled for predictions already, one for each function "
+                    "and shape of batches",
+                    legal="one function at the top level of a file, and batches of a few shapes; or "
+                    "launch(..., shapes=N)",
+                )
+            begin = time.perf_counter()
+            job = self.job.prediction(predict, batch)
+            role = f"predict {len(self._predictions) + 1}"
+            seconds = time.perf_counter() - begin
+            self._predictions[key] = ShapedPlan(role, job.plan, job.bodies, seconds)
+        return self._predictions[key]
 
     def _check(self, shapes: Shapes) -> None:
         plan = self.job.plan
@@ -70,3 +92,9 @@ class ShapedPlans:
                 details=known,
                 legal="batches padded to a few lengths, or launch(..., shapes=N)",
             )
+
+
+def _function_key(function: Any) -> Any:
+    """The same for a function that is written once, however often it is made."""
+    plain = getattr(function, "__closure__", 0) is None and not function.__defaults__
+    return function.__code__ if plain else function

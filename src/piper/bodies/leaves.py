@@ -6,7 +6,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import torch
 from torch import Tensor
@@ -95,6 +95,11 @@ def tensors_in(value: Any) -> list[Tensor]:
 def leaf_name(path: Any) -> str:
     """The name of a place in a batch; no other place, and no parameter, has the same."""
     return "batch:" + (".".join(map(_path_word, path)) or "*")
+
+
+def users_name(name: str) -> str:
+    """What the user calls a leaf: `x` of {"x": ...}, and `batch` where that is one tensor."""
+    return unquote(name.removeprefix("batch:")).replace("*", "batch")
 
 
 def _path_word(key: Any) -> str:

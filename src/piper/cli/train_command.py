@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -54,7 +55,10 @@ def add_parser(commands: Any) -> None:
         help="ranks; without a strategy, N data ranks (default: those of the strategy)",
     )
     group = add_lowering_arguments(parser)
-    group.add_argument("--steps", type=int, required=True, metavar="N", help="to train, in all")
+    group.add_argument("--steps", type=int, metavar="N", help="to train, in all")
+    group.add_argument(
+        "--epochs", type=int, metavar="N", help="passes through data(share), in place of --steps"
+    )
     group.add_argument(
         "--data",
         metavar="FILE",
@@ -71,7 +75,11 @@ def add_parser(commands: Any) -> None:
         help="steps between evaluations on validation(share) (default: only at the end)",
     )
     group.add_argument(
-        "--stop-on-nan", action="store_true", help="end at a loss or norm that is not finite"
+        "--on-nan",
+        choices=["go-on", "skip", "stop"],
+        default="go-on",
+        help="gradients that are not finite: train on (default), skip the batch, or end and say which "
+        "task made them",
     )
     group.add_argument(
         "--read-again",
@@ -141,10 +149,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     from piper.runtime.launch.torchrun_environment import under_torchrun
 
-    for name in ("steps", "log_every"):
-        if getattr(arguments, name) < 1:
-            option = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{option} {getattr(arguments, name)}", legal="at least 1")
+    if (arguments.steps is None) == (arguments.epochs is None):
+        how = "neither --steps nor" if arguments.steps is None else "both --steps and"
+        raise OptionError(f"{how} --epochs", legal="--steps N or --epochs N")
+    for name in ("steps", "epochs", "log_every"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise OptionError(f"--{name.replace('_', '-')} {value}", legal="at least 1")
     saved = arguments.file.endswith(".json")
     if saved:
         module = _data_module(arguments)
@@ -215,6 +226,8 @@ def _lowered_job(module: ModuleType, arguments: argparse.Namespace) -> Job | Ela
     """The job to train; None in a rank that none has use for."""
     from piper.training.elastic import Elastic
 
+    if arguments.on_nan != "go-on" and arguments.clip is None:
+        arguments.clip = math.inf  # the norm says whether gradients are finite
     if not arguments.elastic:
         return lowered(_program(module, arguments), module, arguments)
     jobs, most = elastic_jobs(module, arguments)
@@ -243,6 +256,10 @@ def _train(
     data = getattr(module, "data", None)
     if data is None:
         file = arguments.data or arguments.file
+        if arguments.epochs is not None:
+            raise OptionError(
+                f"--epochs, but {file} has no data(share), which ends", legal="--steps N"
+            )
         note(f"{file} has no data(share): each step makes a batch()")
         seed = (arguments.seed or 0) if isinstance(job, Elastic) else job.plan.seed
         data = MadeBatches(module.batch, seed=seed)
@@ -252,12 +269,13 @@ def _train(
             job,
             data,
             steps=arguments.steps,
+            epochs=arguments.epochs,
             launch=arguments.launch,
             lr_schedule=getattr(module, "lr_schedule", None),
             evaluate=getattr(module, "validation", None),
             evaluate_every=arguments.evaluate_every,
             log="json" if arguments.json else "auto",
-            stop_on_nan=arguments.stop_on_nan,
+            on_nan=arguments.on_nan.replace("-", " "),
             read_again=arguments.read_again,
             skip_unreadable=arguments.skip_unreadable,
             log_every=arguments.log_every,

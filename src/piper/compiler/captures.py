@@ -93,7 +93,7 @@ class Captures:
         except FailedNode as failed:
             raise failed.told() from failed
         if rows != self.batch_size:
-            _rename(capture, self.at(self.batch_size))
+            rename(capture, self.at(self.batch_size))
         return capture
 
     def _record(self, rows: int, *, any_rows: bool) -> Recording:
@@ -110,7 +110,7 @@ class Captures:
         )
 
 
-def _rename(capture: Capture, whole: Capture) -> None:
+def rename(capture: Capture, whole: Capture) -> None:
     """Give what is the same code the same names: Values are known by name."""
     names = {mine: theirs.name for mine, theirs in same_nodes(capture.graph, whole.graph)}
     taken = set(names.values())

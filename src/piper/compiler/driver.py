@@ -23,7 +23,9 @@ from piper.cost.machine import Machine
 from piper.directives.complete import complete
 from piper.directives.replay_history import replay_history
 from piper.errors import Call, TraceError
+from piper.frontend.capture.step_results import PredictStep
 from piper.frontend.cut.stage_choice import StageCut
+from piper.frontend.refuse.refusals import call_of
 from piper.frontend.traced import Traced
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.graph import Graph
@@ -87,6 +89,14 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Asking:
+    """What a model is asked for: the predictions of a function, on batches like this one."""
+
+    predict: PredictStep
+    batch: Any
+
+
+@dataclass(frozen=True)
 class Lowered:
     """All that lowering makes. `buckets` are for an evaluation and for batches of other shapes, whose
     plans keep parameters alike."""
@@ -144,11 +154,13 @@ def lower(
     trained: Bucketed | None = None,
     training: bool = True,
     shapes: Shapes | None = None,
+    asked: Asking | None = None,
 ) -> Lowered:
     """The plan of training or, without `training`, of evaluation, on batches like the example batch or
-    of other `shapes`. It keeps parameters in the buckets `trained` that the first plan has made."""
+    of other `shapes`; or of what is `asked`. It keeps parameters in the buckets `trained` that the first
+    plan has made."""
     with no_collections():
-        return _lower(scheduled, settings, trained, training, shapes)
+        return _lower(scheduled, settings, trained, training, shapes, asked)
 
 
 def text_after(scheduled: Scheduled, settings: Settings, *, last: str) -> str:
@@ -210,22 +222,32 @@ def bodies_on(
 
 
 def _started(
-    scheduled: Scheduled, settings: Settings, evaluated: Bucketed | None, shapes: Shapes | None
+    scheduled: Scheduled,
+    settings: Settings,
+    evaluated: Bucketed | None,
+    shapes: Shapes | None,
+    asking: Asking | None = None,
 ) -> tuple[Source, Lowering, Asked]:
     """All that passes need: the graph in its final chunks, and its bodies on demand; and what is known
     of those that were asked for."""
     device = settings.device
     check_device(device)
     begin = time.perf_counter()
-    source = scheduled.source.variant(
-        dtype=settings.precision.compute,
-        float32_operators=settings.precision.widens,
-        training=evaluated is None,
-        frozen=settings.frozen,
-        cut=scheduled.stages,
-        shapes=shapes,
-    )
+    numbers: dict[str, Any] = {
+        "dtype": settings.precision.compute,
+        "float32_operators": settings.precision.widens,
+        "frozen": settings.frozen,
+        "cut": scheduled.stages,
+    }
+    if asking is None:
+        training = evaluated is None
+        source = scheduled.source.variant(training=training, shapes=shapes, **numbers)
+    else:
+        source = scheduled.source.predicting(asking.predict, asking.batch, **numbers)
+        scheduled = _among(scheduled, source)
     logical, traced = refine(scheduled, source)
+    if asking is not None:
+        _check_rows(logical, asking)
     check_state(logical, traced, scheduled.calls)
     bodies, asked = bodies_on(device, source, logical, traced)
     state = Lowering(
@@ -251,9 +273,10 @@ def _lower(
     trained: Bucketed | None,
     training: bool,
     shapes: Shapes | None,
+    asking: Asking | None = None,
 ) -> Lowered:
     evaluated = None if training else trained
-    source, started, asked = _started(scheduled, settings, evaluated, shapes)
+    source, started, asked = _started(scheduled, settings, evaluated, shapes, asking)
     limit = settings.memory_limit
     made: dict[tuple[Cadence, ...], tuple[Lowering, Plan]] = {}
 
@@ -334,6 +357,27 @@ def _plan(
         state_names=source.state_names,
         gathered=asked.gathered,
     )
+
+
+def _among(scheduled: Scheduled, source: Source) -> Scheduled:
+    """Directives that name leaves of the batch, for a batch that has fewer."""
+    leaves = {name.removeprefix("batch:") for name in source.leaves}
+    records = (
+        msgspec.structs.replace(record, directive=record.directive.among(leaves))
+        for record in scheduled.history
+    )
+    return replace(scheduled, history=tuple(records))
+
+
+def _check_rows(logical: Graph, asking: Asking) -> None:
+    """Raise unless predictions have a row for each sample, so that they can be put together."""
+    for value in logical.values.values():
+        if value.role == "prediction" and value.batch != Split(0):
+            raise TraceError(
+                f"predict returns {value.type}, whose dim 0 does not have a row for each sample",
+                call=call_of(asking.predict),
+                legal="tensors with samples in dim 0; means are metrics of step, for run.evaluate",
+            )
 
 
 def _cut(logical: Graph, name: str) -> tuple[tuple[str, Split], ...]:

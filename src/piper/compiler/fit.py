@@ -33,6 +33,7 @@ _ALONG_BATCH: dict[Role, Layout] = {
     "statistic": STACKED,
     "loss": PARTIAL,
     "count": PARTIAL,
+    "metric": PARTIAL,
     "constant": SHARED,
     "coordinate": SHARED,
     "saved": REPLICATED,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from piper.bodies.chunk_code import spec_of
 from piper.bodies.leaves import batch_leaves, with_shapes
 from piper.bodies.store import BodyStore
-from piper.compiler.captures import Captures
+from piper.compiler.captures import Captures, rename
 from piper.errors import TraceError
 from piper.frontend.batch_layouts import batch_layouts
 from piper.frontend.build import build_graph
@@ -21,7 +21,9 @@ from piper.frontend.capture.capture import (
     first_difference,
     plain_name,
 )
+from piper.frontend.capture.step_results import PredictStep
 from piper.frontend.cut.stage_choice import StageCut
+from piper.frontend.refuse.refusals import call_of
 from piper.frontend.tensor_cut import TensorCut, TensorCuts
 from piper.frontend.traced import Traced, cut_program
 from piper.ir.graph import Graph
@@ -84,6 +86,7 @@ class Source:
         frozen: frozenset[str] = frozenset(),
         trained: Source | None = None,
         captures: Captures | None = None,
+        like: Source | None = None,
     ) -> None:
         self.make_model = make_model
         self.step = step
@@ -94,6 +97,7 @@ class Source:
         self.batch_size = _batch_size(self.leaves)
         self.dtype = dtype
         self.training = training
+        self.like = like  # of the same model: where stages begin is said of its code
         self.guessed = False
         key = (dtype, float32_operators, training, frozen, self.shapes)
         self._variants: dict[Variant, Source] = {key: self}
@@ -149,6 +153,39 @@ class Source:
             self._check_chunks(variant, Cuts(stages=cut))
         return variant
 
+    def predicting(
+        self,
+        predict: PredictStep,
+        batch: Any,
+        *,
+        dtype: str,
+        cut: StageCut | None,
+        float32_operators: bool = False,
+        frozen: frozenset[str] = frozenset(),
+    ) -> Source:
+        """What the same model predicts for batches like `batch`; its chunks must be the same."""
+        found = Source(
+            self.make_model,
+            batch,
+            predict,
+            stages=self.stages,
+            dtype=dtype,
+            float32_operators=float32_operators,
+            training=False,
+            frozen=frozen,
+            like=self,
+        )
+        cuts = Cuts(stages=cut)
+        _, mine = self.at(self.batch_size, cuts)
+        _, theirs = found.at(found.batch_size, cuts)
+        if [(c.tags, c.part) for c in mine.chunks] != [(c.tags, c.part) for c in theirs.chunks]:
+            raise TraceError(
+                "predict runs other regions of the model than step does",
+                call=call_of(predict),
+                legal="the whole model, as in step: model(batch[...])",
+            )
+        return found
+
     def _other_rows(self, key: Variant) -> Captures | None:
         """Captures that serve a variant too, since they are of another number of rows alone."""
         for known, source in self._variants.items():
@@ -190,6 +227,11 @@ class Source:
         capture = self.captured(rows)
         if (rows, cuts) not in self._traced:
             cut_at = cuts.stages
+            if cut_at is not None and self.like is not None:
+                there = self.like.captured(self.like.batch_size)
+                here = self.captured(self.batch_size)
+                rename(here, there)
+                cut_at = cut_at.moved(there.graph, here.graph)
             if cut_at is not None and rows != self.batch_size:
                 cut_at = cut_at.moved(self.captured(self.batch_size).graph, capture.graph)
             traced = cut_program(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -102,6 +102,13 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
         found = site.stages.splits(numbers, size, call=site.call) if size > 1 else {}
         params = {name: _way(split) for name, split in found.items()}
         return msgspec.structs.replace(self, params=params)
+
+    def among(self, leaves: Collection[str]) -> ShardTensor:
+        def kept(dim_of: dict[str, int] | None) -> dict[str, int] | None:
+            found = {leaf: dim for leaf, dim in (dim_of or {}).items() if leaf in leaves}
+            return found or dim_of
+
+        return msgspec.structs.replace(self, sequence=kept(self.sequence), batch=kept(self.batch))
 
     def rewrite(self, graph: Graph, site: Site) -> Graph:
         call = site.call

@@ -13,18 +13,23 @@ from torch import nn
 from piper.errors import Call, TraceError, did_you_mean, user_source
 
 PREFIX = "piper:"  # our keys among the annotations that a node may carry
+WRONG_TAG = "annotate takes the name of a tag"
 _ATTRIBUTE = "_piper_tags"
 
 _next_value: dict[str, int] = {}
 _counting = False
 
 
-def annotate(name: str, value: int | None = None) -> AbstractContextManager[Any]:
+def annotate(
+    name: str = "", value: int | None = None, **others: Any
+) -> AbstractContextManager[Any]:
     """Tag the code inside the `with`: the regions of one name count 0, 1, ... in trace order.
 
     `with piper.annotate("PP"): ...`; regions of different names nest. Outside of tracing it does
     nothing.
     """
+    if others or not name or not isinstance(name, str):
+        raise TypeError(WRONG_TAG)
     if not _counting:  # nothing changes from call to call, which a compiler would look at
         return nullcontext()
     if value is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from piper.frontend.traced import Traced, TracedValue
 from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, STACKED, Layout, Split
 from piper.ir.tensor_type import TensorType
+from piper.ir.values import RESULTS
 
 
 def batch_layouts(traced: Traced, other: Mapping[str, TensorType] | None) -> dict[str, Layout]:
@@ -20,7 +21,7 @@ def batch_layouts(traced: Traced, other: Mapping[str, TensorType] | None) -> dic
     layouts = {}
     for name, value in traced.values.items():
         layouts[name] = _fixed(value)
-        if layouts[name] is STACKED and value.role == "activation":
+        if layouts[name] is STACKED and value.role in ("activation", "prediction"):
             twin = twins.get(name)
             layouts[name] = _grown(value.spec, twin) if twin else _guessed(value.spec, rows)
     return layouts
@@ -30,7 +31,7 @@ def _fixed(value: TracedValue) -> Layout:
     """The layout of a Value that has no rows, and STACKED where that is to be seen."""
     if value.role in ("param", "buffer"):
         return REPLICATED
-    if value.role in ("loss", "count"):
+    if value.role in RESULTS:
         return PARTIAL
     if value.role == "batch":
         return Split(0)

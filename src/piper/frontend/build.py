@@ -48,7 +48,9 @@ def build_graph(
         nodes[forward.name] = forward
     for node in reversed(backward):
         nodes[node.name] = node
-    return Graph("logical", nodes, values, loss=traced.loss, count=traced.count)
+    return Graph(
+        "logical", nodes, values, loss=traced.loss, count=traced.count, metrics=traced.metrics
+    )
 
 
 class _Readers:

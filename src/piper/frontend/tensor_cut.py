@@ -21,6 +21,7 @@ from piper.ir.attention_forms import GATHER, AttentionForm
 from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Layouts, Split, local_shape
 from piper.ir.nodes import label
 from piper.ir.tensor_type import TensorType
+from piper.ir.values import RESULTS
 from piper.plan.slots import COORDINATE
 
 Dims = tuple[tuple[str, int], ...]  # leaves of the batch, each with a dim
@@ -157,8 +158,10 @@ class _Cutting:
         if not (cut or marked or batch):
             self._as_it_is(chunk)
             return
-        results = (self.traced.loss, self.traced.count)
-        joined = tuple(i for i, name in enumerate(chunk.outputs) if name in results)
+        values = (self.traced.values[name] for name in chunk.outputs)
+        joined = tuple(
+            i for i, value in enumerate(values) if value.role in (*RESULTS, "prediction")
+        )
         with refusing(chunk, self.how.call):
             parts = self.cuts.partition(
                 chunk,
@@ -330,6 +333,7 @@ class _Pieces:
             spec,
             self.parts.flows[node],
             self._is_batched(node) if known is None else known.batched,
+            known.of if known else "",
             cut=(*before, (self.axis, layout)),
             source=source,
         )

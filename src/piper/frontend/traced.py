@@ -14,6 +14,7 @@ from piper.frontend.capture.capture import Capture, source_of, value_of
 from piper.frontend.capture.random_ops import copy_keyed, first_place, random_indexes
 from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.capture.statistics import synced_norm
+from piper.frontend.capture.step_results import refuse_constant_metrics
 from piper.frontend.cut.chunks import cut
 from piper.frontend.cut.finer_chunks import cut_pieces
 from piper.frontend.cut.regions import assign_regions, free_code
@@ -40,7 +41,7 @@ class TracedValue:
     spec: TensorType
     gradient: bool  # whether a gradient passes through it
     batched: bool  # whether it depends on the batch, or on random numbers
-    of: str = ""  # what keys are for
+    of: str = ""  # what keys are for; the name of a metric
     cut: Layouts = ()
     source: str = ""
 
@@ -77,6 +78,7 @@ class Traced:
     values: dict[str, TracedValue]
     loss: str
     count: str
+    metrics: tuple[str, ...] = ()
     changed: frozenset[str] = frozenset()
     carried: Mapping[str, str] = field(default_factory=dict)
     synced: str = ""
@@ -121,6 +123,9 @@ class _Cutter:
         self.regions = regions
         self.free = free
         self.chunk_of = chunk_of
+        self.metrics = {node: name for name, node in capture.metrics.items()}
+        self.predictions = {node: name for name, node in capture.predictions.items()}
+        refuse_constant_metrics(capture.metrics, free.__contains__)
         self.flowing = capture.facts.flowing
         self.random = random_indexes(capture)
         self.batched = _batched(capture, self.random)
@@ -162,6 +167,7 @@ class _Cutter:
             values,
             self.name(self.capture.loss),
             self.name(count) if count else "",
+            tuple(self.capture.metrics),
             changed=frozenset(self.name(b) for part in parts for b in part.buffers),
             carried={
                 self.name(b): str(source_of(part.given[0]))
@@ -204,7 +210,12 @@ class _Cutter:
             role = "loss"
         elif node is self.capture.count:
             role = "count"
-        return TracedValue(role, spec_of(result), node in self.flowing, node in self.batched)
+        elif node in self.metrics:
+            role = "metric"
+        elif node in self.predictions:
+            role = "prediction"
+        batched, of = node in self.batched, self.metrics.get(node, self.predictions.get(node, ""))
+        return TracedValue(role, spec_of(result), node in self.flowing, batched, of)
 
     def _with_free_code(self, nodes: list[fx.Node]) -> list[fx.Node]:
         """A chunk's nodes after the free code that they read, in trace order."""
@@ -229,7 +240,7 @@ class _Cutter:
         return list(read)
 
     def _outputs(self, index: int, nodes: list[fx.Node]) -> list[fx.Node]:
-        results = (self.capture.loss, self.capture.count)
+        results = (self.capture.loss, self.capture.count, *self.metrics, *self.predictions)
         return [
             node
             for node in nodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -76,6 +76,10 @@ class AnyDirective:
     def settled(self, graph: Graph, site: Site) -> AnyDirective:
         """The same with what it asks to be found out, as the history keeps it: to be applied again
         without another look."""
+        return self
+
+    def among(self, leaves: Collection[str]) -> AnyDirective:
+        """The same for batches that have only these of the leaves it may name."""
         return self
 
     def rewrite(self, graph: Graph, site: Site) -> Graph:

@@ -85,6 +85,7 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     overlaps: tuple[tuple[str, ...], ...] = ()  # chunks that take turns, in the order chosen
     loss: str = ""  # the traced name of the loss, and of its count if `step` returns one
     count: str = ""
+    metrics: tuple[str, ...] = ()  # what else it returns, by name
     version: int = VERSION
 
     # Directives that keep tags share these indexes with their result (see `replacing`).

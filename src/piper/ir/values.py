@@ -13,6 +13,7 @@ from piper.mesh import Slice
 
 # Roles of what no node of a step makes.
 GIVEN = ("param", "buffer", "batch", "key", "constant", "coordinate")
+RESULTS = ("loss", "count", "metric")  # roles of what a step returns
 SUMMED = ("sum", "unreduced")  # roles of what nodes of a step add into
 # What the ranks of an axis have their parts of.
 Shares = Literal["batch", "experts", "tensors"]
@@ -28,6 +29,8 @@ Role = Literal[
     "param_grad",
     "loss",
     "count",
+    "prediction",  # rows that an evaluation gives to the user, by the name `of`
+    "metric",  # (sum, count) of what is only reported, by the name `of`
     "sum",  # several nodes add into it; readers wait for all of them
     "gradient",  # a bucket's gradient, or the rank's part of it: a sum that stays
     "unreduced",  # a bucket's whole sum, in which the rank's part takes its own place once reduced

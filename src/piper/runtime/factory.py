@@ -55,6 +55,13 @@ def resolve_optimizer(
     or its parameters, which are `params` by the names that a plan has for them; what it leaves out of
     those that are `trained`, or freezes, is in no group."""
     if not isinstance(given, Optimizer) and not callable(given):
+        if isinstance(given, torch.optim.Optimizer):
+            kind = type(given).__name__
+            raise PlanError(
+                f"optimizer is one {kind} of torch's, made of tensors that no rank will hold",
+                legal=f"a function that makes it of the parameters that it is given: optimizer=lambda "
+                f"params: torch.optim.{kind}(params, ...)",
+            )
         raise PlanError(f"optimizer is {given!r}", legal=LEGAL)
     if isinstance(given, Optimizer) and not given.groups:
         group = ParamGroup(given.name, given.options)
@@ -142,7 +149,8 @@ def _called(
     for one in made:
         name = type(one).__name__
         if type(one) is not getattr(torch.optim, name, None):
-            raise PlanError(f"{_described(given)} made a {name}", legal=LEGAL)
+            what = "returns nothing" if name == "NoneType" else f"made a {name}"
+            raise PlanError(f"{_described(given)} {what}", legal=LEGAL)
         check_name(name)
         problem = _wrong_step(one)
         if problem:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args
 
 import msgspec
 import torch
@@ -18,16 +18,17 @@ from piper.runtime.launch.shares import Share
 from piper.training.position import Position
 from piper.training.sources import source_of
 
+Last = Literal["train", "drop"]  # what becomes of batches that are smaller than others
 Data = Iterable[Any] | Callable[[Share], Iterable[Any]]
 
 
 def check_data(data: Any) -> None:
     """Raise unless it is something that batches can be read from."""
+    legal = "an iterable of global batches, a DataLoader of them, or a function data(share)"
+    if isinstance(data, Mapping | torch.Tensor):
+        raise RunError(f"data is one batch, a {type(data).__name__}", legal=f"[batch]; {legal}")
     if not callable(data) and not isinstance(data, Iterable):
-        raise RunError(
-            f"data is {type(data).__name__}",
-            legal="an iterable of global batches, a DataLoader of them, or a function data(share)",
-        )
+        raise RunError(f"data is {type(data).__name__}", legal=legal)
 
 
 def check_policy(data: Any, policy: ReadPolicy) -> None:
@@ -42,6 +43,20 @@ def check_policy(data: Any, policy: ReadPolicy) -> None:
             "data that can be read only once is not read again after an error",
             legal="a list or DataLoader of global batches, or a function data(share)",
         )
+
+
+def check_epochs(data: Any, steps: int | None, epochs: int | None, last: str) -> None:
+    """Raise unless data can be read for so many steps, or epochs."""
+    if last not in get_args(Last):
+        raise RunError(f"last={last!r}", legal=", ".join(f'"{word}"' for word in get_args(Last)))
+    if epochs is None:
+        return
+    if not isinstance(epochs, int) or epochs < 1:
+        raise RunError(f"epochs={epochs!r}", legal="at least 1")
+    if steps is not None:
+        raise RunError(f"steps={steps} and epochs={epochs}", legal="one of the two")
+    if epochs > 1:
+        check_again(data)
 
 
 def check_again(data: Any) -> None:
@@ -120,11 +135,11 @@ class Batches:
         """What could not be read."""
         return self._source.faults
 
-    def trained(self) -> None:
-        """A step has trained on the last batch."""
+    def trained(self, *, skipped: bool = False) -> None:
+        """A step has trained on the last batch, or was skipped for what is in it."""
         mark, self._ahead = self._source.mark, False
         self._position = Position(
-            steps=self._position.steps + 1,
+            steps=self._position.steps + (not skipped),
             samples=mark.samples,
             epoch=mark.epoch,
             sample=mark.sample,

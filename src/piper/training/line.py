@@ -8,7 +8,7 @@ import sys
 from typing import IO, Any
 
 from piper.errors import RunError
-from piper.training.records import Record, Training, json_number
+from piper.training.records import Record, Training, json_number, metric_text
 
 LOGS = ("auto", "text", "json", "none")
 _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
@@ -42,19 +42,27 @@ class Log:
     def step(self, record: Record, steps: int | None, eta: float | None) -> None:
         if record.step % self.every and record.step not in (1, steps) and not record.not_finite:
             return
-        facts = {"event": "step", "steps": steps, **record.facts(), "unit": self.unit, "eta": eta}
-        del facts["evaluation"]
+        facts = {
+            "event": "step",
+            "steps": steps,
+            **record.step_facts(),
+            "unit": self.unit,
+            "eta": eta,
+        }
         self._say(facts, step_text(record, steps, eta, unit=self.unit, colour=self.colour))
 
-    def evaluation(self, step: int, loss: float, num_batches: int, seconds: float) -> None:
+    def evaluation(self, record: Record, num_batches: int, seconds: float) -> None:
+        loss, metrics = record.evaluation or 0.0, record.evaluation_metrics
         facts = {
             "event": "evaluation",
-            "step": step,
+            "step": record.step,
             "loss": json_number(loss),
+            "metrics": json_number(metrics),
             "batches": num_batches,
             "seconds": seconds,
         }
-        text = f"evaluation after step {step}: loss {loss:.4f}"
+        text = f"evaluation after step {record.step}: loss {loss:.4f}"
+        text += "".join(f", {metric_text(*metric)}" for metric in metrics.items())
         self._say(facts, f"{text} ({num_batches} batches, {seconds:.1f} s)")
 
     def checkpoint(self, facts: dict[str, Any]) -> None:
@@ -86,6 +94,7 @@ def step_text(
     total = "" if steps is None else f"/{steps}"
     step = f"{record.step:>{len(str(steps))}}" if steps else str(record.step)
     words = [("step ", step + total), ("loss ", f"{record.loss:.4f}")]
+    words += [(f"{name} ", f"{value:.4g}") for name, value in record.metrics.items()]
     if record.norm is not None:
         words.append(("norm ", f"{record.norm:.3g}"))
     words.append(("lr ", f"{record.lr:.2e}"))

@@ -24,10 +24,12 @@ class JsonLines(Callback):
         self._add("start", facts)
 
     def on_step(self, record: Record) -> None:
-        self._add("step", {k: v for k, v in record.facts().items() if k != "evaluation"})
+        self._add("step", record.step_facts())
 
     def on_evaluation(self, record: Record) -> None:
-        self._add("evaluation", {"step": record.step, "loss": json_number(record.evaluation)})
+        metrics = json_number(record.evaluation_metrics)
+        facts = {"step": record.step, "loss": json_number(record.evaluation), "metrics": metrics}
+        self._add("evaluation", facts)
 
     def on_checkpoint(self, facts: dict[str, Any]) -> None:
         self._add("checkpoint", facts)
@@ -66,12 +68,14 @@ class TensorBoard(Callback):
         self.writer = SummaryWriter(self.folder, purge_step=purge)
 
     def on_step(self, record: Record) -> None:
-        for name, value in msgspec.structs.asdict(record).items():
-            if name not in ("step", "evaluation") and value is not None:
+        facts = {**msgspec.structs.asdict(record), **record.metrics}
+        for name, value in facts.items():
+            if isinstance(value, int | float) and name not in ("step", "evaluation"):
                 self.writer.add_scalar(f"train/{name}", value, record.step)
 
     def on_evaluation(self, record: Record) -> None:
-        self.writer.add_scalar("evaluation/loss", record.evaluation, record.step)
+        for name, value in {"loss": record.evaluation, **record.evaluation_metrics}.items():
+            self.writer.add_scalar(f"evaluation/{name}", value, record.step)
 
     def on_failure(self, error: BaseException) -> None:
         self._close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import RunError
+from piper.errors import Call, RunError, naming_line, user_source
 from piper.ir.tensor_type import shapes_text
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
@@ -27,12 +26,22 @@ from piper.training.checkpointing import (
     progress_of,
     surviving,
 )
-from piper.training.data import Batches, check_again, check_data, check_policy, rewinding
+from piper.training.data import (
+    Batches,
+    Last,
+    check_again,
+    check_data,
+    check_epochs,
+    check_policy,
+    rewinding,
+)
 from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
 from piper.training.lr import LearningRate
+from piper.training.mean_results import Mean
 from piper.training.meter import Meter
-from piper.training.opening import opened, speaks
+from piper.training.nan_guard import NanGuard, OnNan, check_on_nan
+from piper.training.opening import check_importable, check_job, opened, speaks
 from piper.training.position import Position
 from piper.training.progress import Progress
 from piper.training.recorded_steps import RecordedSteps, checked_steps
@@ -43,7 +52,9 @@ def train(
     job: Job | Run | Elastic,
     data: Any,
     *,
-    steps: int | None,
+    steps: int | None = None,
+    epochs: int | None = None,
+    last: Last = "train",
     launch: str | Pool = "auto",
     lr_schedule: Callable[[Any], Any] | None = None,
     evaluate: Any = None,
@@ -51,7 +62,7 @@ def train(
     log: str = "auto",
     log_every: int = 1,
     callbacks: Sequence[Any] = (),
-    stop_on_nan: bool = False,
+    on_nan: OnNan = "go on",
     read_again: int = 0,
     skip_unreadable: int = 0,
     start: Progress | None = None,
@@ -63,7 +74,7 @@ def train(
     record_steps: str | range | None = None,
     **launch_options: Any,
 ) -> Training:
-    """Train for `steps` steps, or with None until the data ends.
+    """Train for `steps` steps, or for `epochs` passes through the data; with neither, until it ends.
 
     `data` is an iterable of global batches, a DataLoader of them, or a function `data(share)` that
     gives the batches of one data rank, which each rank then reads for itself. `launch` and
@@ -71,10 +82,17 @@ def train(
     processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer with
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
-    the end. A loss or norm that is not finite is one warning, or with `stop_on_nan` an error. `log` is
-    "auto", "text", "json" or "none"; under torchrun rank 0 prints. It has every `log_every`th step, the
-    first, the last and those that are not finite. `callbacks` are told of each
+    the end. `log` is "auto", "text", "json" or "none"; under torchrun rank 0 prints. It has every
+    `log_every`th step, the first, the last and those that are not finite. `callbacks` are told of each
     step and more (`piper.Callback`); one that raises ends the training.
+    `on_nan` says what becomes of gradients that are not finite. "go on" trains, with one warning. "skip"
+    leaves the batch out, as if it had never been there: parameters, optimizer state, buffers, the number
+    of steps and the schedule stay as they are, on every rank. "stop" is an error that names the first
+    task that made such a value. Both need the norm of gradients: `lower(clip=...)`, where `math.inf`
+    clips nothing. Without it "stop" ends after the step, by the loss alone.
+    A batch that is smaller than the example batch, as the last one of an epoch may be, is trained on as
+    one step of its own if its rows divide by data ranks x microbatches, and else left out with a
+    warning; `last="drop"` leaves all of them out.
     Data that raises is read again up to `read_again` times; then up to `skip_unreadable` batches are
     left out, by all ranks together, before it is an error.
     `start` is the progress of a loop that trained the same parameters before: this one goes on with the
@@ -85,16 +103,22 @@ def train(
     it goes on, with the ranks that are left, when some are lost.
     `record` is a file for the Timeline of `record_steps`: "20:23" are the steps 20, 21 and 22.
     """
-    _check(steps, evaluate, evaluate_every)
-    if not isinstance(log_every, int) or log_every < 1:
-        raise RunError(f"log_every={log_every!r}", legal="steps between lines, at least 1")
-    check_settings(checkpoint, checkpoint_every, keep, resume)
-    check_data(data)
-    policy = ReadPolicy(read_again, skip_unreadable)
-    check_policy(data, policy)
+    with naming_line("train"):
+        check_job(job)
+        _check(steps, evaluate, evaluate_every)
+        check_epochs(data, steps, epochs, last)
+        policy = ReadPolicy(read_again, skip_unreadable, epochs or 1, last)
+        check_on_nan(on_nan)
+        if not isinstance(log_every, int) or log_every < 1:
+            raise RunError(f"log_every={log_every!r}", legal="steps between lines, at least 1")
+        check_settings(checkpoint, checkpoint_every, keep, resume)
+        check_data(data)
+        check_policy(data, policy)
     recorder = RecordedSteps(record, checked_steps(record, record_steps, steps))
 
     told = Callbacks(callbacks)
+    with naming_line("train"):
+        check_importable(job, launch, data)
 
     def once(job: Job | Run, attempt: Attempt | None) -> Training:
         told.silent = not speaks(job, launch)
@@ -103,7 +127,8 @@ def train(
             lines.every = log_every
             begun = progress_of(run) if run.resumed else start or Progress()
             recorder.begin(run, lines)
-            loop = _Loop(run, lines, steps, lr_schedule, stop_on_nan, begun, told, policy, recorder)
+            guard = NanGuard(run, on_nan)
+            loop = _Loop(run, lines, steps, lr_schedule, guard, begun, told, policy, recorder)
             if checkpoint is None:
                 return loop.train(data, evaluate, evaluate_every)
             every = checkpoint_every or 0
@@ -149,7 +174,7 @@ class _Loop:
         lines: Log,
         steps: int | None,
         lr_schedule: Callable[[Any], Any] | None,
-        stop_on_nan: bool,
+        guard: NanGuard,
         start: Progress,
         callbacks: Callbacks,
         policy: ReadPolicy,
@@ -174,13 +199,13 @@ class _Loop:
         elif self.scheduled:
             for _ in range(before):
                 self.rate.advance()
-        self.stop_on_nan = stop_on_nan
-        self.warned = False
+        self.guard = guard
         self.told = len(run.compiled)
         self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
         self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
         self.batches: Batches | None = None
+        self.partial = 0  # batches that were left out for their size, as far as it was said
         self.unread = (0, 0)  # batches that were tried again, and left out, as far as it was said
 
     @property
@@ -205,8 +230,9 @@ class _Loop:
         self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
         # Evaluation is compiled, and files of data are imported: the first step has neither in it.
         self.begun = self.since = time.perf_counter()
-        for batch in islice(self.batches, self.meter.steps):
-            self.step(batch)
+        for batch in self._until_done(self.batches):
+            if not self.step(batch):
+                continue
             if saver and self.meter.num == 1:
                 self.progress()  # what cannot be saved is an error now, not at the last step
             if evaluate_every and self.done % evaluate_every == 0:
@@ -226,7 +252,15 @@ class _Loop:
         if self.steps is not None and self.done < self.steps and not self.training.stopped:
             raise RunError(
                 f"the data ended after {self.done} of {self.steps} steps",
+                call=Call("train", user_source()),
                 legal="steps=None: until the data ends; or data that begins again",
+            )
+        self._say_partial()
+        if not self.meter.num and self.batches.faults.partial:
+            raise RunError(
+                "all batches of the data are smaller than the example batch, and were left out",
+                call=Call("train", user_source()),
+                legal="batches of the example batch's size, or an example batch of theirs",
             )
         if saver:
             saver.end()
@@ -238,6 +272,16 @@ class _Loop:
         elif evaluate is not None and self.meter.num and not self._evaluated:
             self.evaluate(evaluate)
         return self.end()
+
+    def _until_done(self, batches: Batches) -> Iterator[Any]:
+        """A batch for each step that is left; those that are skipped do not count."""
+        while self.meter.steps is None or self.meter.num < self.meter.steps:
+            try:
+                with naming_line("train"):
+                    batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
 
     @property
     def _evaluated(self) -> bool:
@@ -272,22 +316,27 @@ class _Loop:
     def seconds(self) -> float:
         return self.start.seconds + time.perf_counter() - self.begun
 
-    def step(self, batch: Any) -> None:
-        """One step and its line. Its time is that since the last one, so that reading data counts."""
+    def step(self, batch: Any) -> bool:
+        """One step and its line; False if it was skipped. Its time is that since the last one, so that
+        reading data counts."""
         lr = self.rate.lr
         if self.scheduled and self.options != self.rate.options:
             self.options = self.rate.options
             self.run.set_options(self.options)
         self.recorder.before_step(self.done + 1)
-        result = self.run.step(batch)
+        result = self.guard.step(batch, self.done + 1)
         self.recorder.after_step()
         if self.batches:
-            self.batches.trained()
+            self.batches.trained(skipped=result.skipped)
+        if result.skipped:
+            self.lines.warning(self.done + 1, self.guard.text(result))
+            return False
         if self.scheduled:
             self.rate.advance(result.loss)
         now = time.perf_counter()
         seconds, self.since = now - self.since - self._say_compiled(), now
         self.meter.step(seconds)
+        retried, skipped = self._say_unread()
         record = Record(
             step=self.done,
             loss=result.loss,
@@ -297,19 +346,24 @@ class _Loop:
             per_second=self.meter.units / seconds,
             mfu=self.meter.mfu(seconds),
             memory=self.meter.memory,
-            **self._say_unread(),
+            metrics=dict(result.metrics),
+            retried=retried,
+            skipped=skipped,
+            not_trained=self.guard.taken(),
         )
         self.training.records.append(record)
         self.lines.step(record, self.steps, self.meter.eta)
-        if record.not_finite:
-            self._not_finite(record)
+        if record.not_finite and (text := self.guard.not_finite(record)):
+            self.lines.warning(record.step, text)
         self.callbacks.tell("on_step", record)
+        return True
 
-    def _say_unread(self) -> dict[str, int]:
+    def _say_unread(self) -> tuple[int, int]:
         """How often reading the step's batch was tried again, and how many were left out before it, with
         a line for each."""
         if self.batches is None:
-            return {}
+            return 0, 0
+        self._say_partial()
         faults, (retried, skipped) = self.batches.faults, self.unread
         for text in faults.left_out[skipped:]:
             self.lines.warning(self.done, f"a batch before it was left out: {text}")
@@ -318,7 +372,24 @@ class _Loop:
             times = self.unread[0] - retried
             often = "once" if times == 1 else f"{times} times"
             self.lines.warning(self.done, f"its data was read again, {often}")
-        return {"retried": self.unread[0] - retried, "skipped": self.unread[1] - skipped}
+        return self.unread[0] - retried, self.unread[1] - skipped
+
+    def _say_partial(self) -> None:
+        """A line for each batch that was left out for its size."""
+        if self.batches is None:
+            return
+        found, plan = self.batches.faults.partial, self.run.plan
+        for rows in found[self.partial :]:
+            why = (
+                'last="drop"'
+                if self.policy.partial == "drop"
+                else (
+                    f"does not divide into {plan.num_data_ranks} data ranks x "
+                    f"{plan.num_microbatches} microbatches"
+                )
+            )
+            self.lines.warning(self.done, f"a batch of {rows} samples was left out: {why}")
+        self.partial = len(found)
 
     def _say_compiled(self) -> float:
         """A line for each plan that was made for batches of a new shape; the seconds that it took."""
@@ -329,33 +400,27 @@ class _Loop:
             self.lines.note(f"compiled {what} for batches of {shapes}: {found.seconds:.1f} s")
         return sum(found.seconds for found in new)
 
-    def _not_finite(self, record: Record) -> None:
-        """Training goes on with what no step can mend: say so once, or end."""
-        if self.stop_on_nan:
-            raise RunError(
-                f"step {record.step}: {record.not_finite}",
-                legal="a smaller lr, clip=..., or data without such values",
-            )
-        if not self.warned:
-            text = f"{record.not_finite}: not finite; training goes on (stop_on_nan ends it)"
-            self.lines.warning(record.step, text)
-            self.warned = True
-
     def evaluate(self, data: Any) -> None:
-        """The mean loss over all batches of other data, in the record of the last step."""
-        begun, total, count, num = time.perf_counter(), 0.0, 0.0, 0
-        policy = ReadPolicy(self.policy.again)  # with a batch left out it is another mean
-        for batch in Batches(self.run, data, name="eval", policy=policy):
-            result = self.run.evaluate(batch)
-            total, count, num = total + result.loss * result.count, count + result.count, num + 1
-        if not num:
+        """The mean loss and metrics over all batches of other data, in the record of the last step."""
+        begun, mean = time.perf_counter(), Mean()
+        # With a batch left out it is another mean: only what no plan could take is.
+        policy = ReadPolicy(self.policy.again, partial="train")
+        batches = Batches(self.run, data, name="eval", policy=policy)
+        for batch in batches:
+            mean.add(self.run.evaluate(batch))
+        for rows in batches.faults.partial:
+            text = f"the evaluation leaves out a batch of {rows} samples, which does not divide"
+            self.lines.warning(self.done, text)
+        if not mean.num:
             raise RunError("the data to evaluate has no batch", legal="at least one")
-        last = self.training.records[-1]
-        self.training.records[-1] = msgspec.structs.replace(last, evaluation=total / count)
+        record = msgspec.structs.replace(
+            self.training.records[-1], evaluation=mean.loss, evaluation_metrics=mean.metrics
+        )
+        self.training.records[-1] = record
         self._say_compiled()
         now = time.perf_counter()
-        self.lines.evaluation(last.step, total / count, num, now - begun)
-        self.callbacks.tell("on_evaluation", self.training.records[-1])
+        self.lines.evaluation(record, mean.num, now - begun)
+        self.callbacks.tell("on_evaluation", record)
         self.since = now  # it is no part of the next step
 
     def end(self) -> Training:

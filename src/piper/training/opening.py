@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from piper.api.job import Job
+from piper.api.program import Program
 from piper.api.run import Run
 from piper.errors import RunError
 from piper.plan.types import Plan
 from piper.runtime.launch.pool import Pool
+from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun_environment import under_torchrun
 from piper.training.checkpointing import newest
+from piper.training.elastic import Elastic
 from piper.training.line import Log
 from piper.training.meter import unit_of
 
@@ -27,6 +30,22 @@ def launcher_of(plan: Plan, launch: str | Pool) -> str | Pool:
     if under_torchrun():
         return "torchrun"
     return "single" if plan.mesh.size == 1 else "local"
+
+
+def check_job(job: Any) -> None:
+    """Raise unless it is something that can be trained."""
+    if isinstance(job, Job | Run | Elastic):
+        return
+    legal = "a job: piper.trace(Model, batch, step).apply(strategy).lower(optimizer=...)"
+    if isinstance(job, Program):
+        legal = "a job: program.lower(optimizer=...)"
+    raise RunError(f"train was given a {type(job).__name__}", legal=legal)
+
+
+def check_importable(job: Job | Run | Elastic, launch: str | Pool, data: Any) -> None:
+    """Raise before ranks are launched whose processes could not import the data function."""
+    if callable(data) and isinstance(job, Job) and launcher_of(job.plan, launch) in _REPORTING:
+        reference(data)
 
 
 def speaks(job: Job | Run, launch: str | Pool) -> bool:

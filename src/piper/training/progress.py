@@ -37,4 +37,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 def _numbers(record: dict[str, Any]) -> dict[str, Any]:
     """Numbers that are not finite are texts in JSON."""
     texts = ("nan", "inf", "-inf")
-    return {key: float(value) if value in texts else value for key, value in record.items()}
+    return {
+        key: _numbers(value)
+        if isinstance(value, dict)
+        else float(value)
+        if value in texts
+        else value
+        for key, value in record.items()
+    }

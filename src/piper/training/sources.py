@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -14,10 +15,11 @@ from piper.plan.types import Plan
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool_run import check_ends
 from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy, Unreadable
-from piper.runtime.launch.reader import Reader
+from piper.runtime.launch.reader import Reader, fits, num_rows
 from piper.runtime.launch.reading import place_of
 from piper.runtime.launch.shares import Share, agreed_shapes, checked_leaves, shapes_of
 from piper.training.position import Position
+from piper.training.slow_data import SlowData
 
 ENDED, READ, FAILED, IDLE, UNREADABLE = range(5)
 
@@ -40,7 +42,9 @@ def source_of(run: Run, data: Any, name: str, start: Position, policy: ReadPolic
         return _OfThisRank(run, data, name, start, policy)
     if reading == "members" and not whole:
         return _OfMembers(run, data, name, marks, policy)
-    return _OfDriver(run.plan, data, marks, policy)
+    timeout = getattr(run.workers.pool, "timeout", None)
+    watch = SlowData(place_of(data), timeout) if timeout else None
+    return _OfDriver(run.plan, data, marks, policy, watch)
 
 
 def _ordered(data: Any) -> Callable[[Share], Iterable[Any]]:
@@ -59,8 +63,16 @@ class _OfDriver:
     """All ranks are in this process, or it sends them their rows: it reads global batches, or every
     share, and puts the rows together."""
 
-    def __init__(self, plan: Plan, data: Any, marks: Sequence[Mark], policy: ReadPolicy) -> None:
-        self.faults = ReadFaults(policy)
+    def __init__(
+        self,
+        plan: Plan,
+        data: Any,
+        marks: Sequence[Mark],
+        policy: ReadPolicy,
+        watch: SlowData | None = None,
+    ) -> None:
+        self.watch = watch
+        self.plan, self.faults = plan, ReadFaults(policy)
         num, self.whole = len(marks), not callable(data)
 
         def measure(batch: Any) -> Shapes:
@@ -81,6 +93,14 @@ class _OfDriver:
         self.mark = marks[0]
 
     def next(self) -> Any:
+        while True:
+            batch, rows = self._together()
+            if fits(self.plan, self.faults.policy, rows):
+                return batch
+            self.faults.partial.append(rows)
+
+    def _together(self) -> tuple[Any, int]:
+        """The batches of all readers as one, and its samples."""
         found = [self._next(reader) for reader in self.readers]
         while failures := {
             r: str(one) for r, one in enumerate(found) if isinstance(one, Unreadable)
@@ -91,20 +111,24 @@ class _OfDriver:
         check_ends(list(more), [rank for rank, one in enumerate(found) if one is None])
         if not more:
             raise StopIteration
-        agreed_shapes({rank: shapes for rank, (_, shapes) in more.items()})
+        shapes = agreed_shapes({rank: shapes for rank, (_, shapes) in more.items()})
         self.mark = self.readers[0].mark()
         batches = [batch for batch, _ in more.values()]
-        return batches[0] if len(batches) == 1 else join_batches(batches)
+        whole = batches[0] if len(batches) == 1 else join_batches(batches)
+        return whole, num_rows(shapes)
 
     def _next(self, reader: Reader) -> tuple[Any, Shapes] | Unreadable | None:
         try:
-            return reader.read()
+            with self.watch.watched() if self.watch else nullcontext():
+                return reader.read()
         except StopIteration:
             return None
         except Unreadable as failure:
             return failure
         finally:
             self.faults.retried += reader.retried()
+            left_out = reader.partial()
+            self.faults.partial += left_out if reader is self.readers[0] else []
 
     def states(self) -> tuple[bool, list[dict[str, Any] | None]]:
         return self.whole, [reader.state() for reader in self.readers]
@@ -141,7 +165,7 @@ class _OfThisRank:
         [me], num = run.workers.ranks["train"], run.plan.num_data_ranks
         self.whole = not callable(data) and start.whole
         mark = start.marks(num, whole=self.whole)[0 if self.whole else me.data_rank]
-        self.mark, self.reader = mark, None
+        self.mark, self.reader, self.rows = mark, None, 0
         if any(slot.kind == "batch" for slot in me.slots):
             self.reader = Reader(
                 _ordered(data),
@@ -161,11 +185,21 @@ class _OfThisRank:
 
     def next(self) -> Any:
         while True:
+            batch, rows = self._together()
+            # Shares that differ in their rows are refused by the step.
+            if len(rows) > 1 or fits(self.run.plan, self.faults.policy, *rows):
+                return batch
+            self.faults.partial += rows
+
+    def _together(self) -> tuple[Any, set[int]]:
+        """This rank's batch, and the samples of the global one as ranks have measured them."""
+        while True:
             status, batch, failure = self._read()
             mark = self.reader.mark() if self.reader else self.mark
             retried = self.reader.retried() if self.reader else 0
+            self.faults.partial += self.reader.partial() if self.reader else []
             epoch = -1 if mark.epoch is None else mark.epoch
-            numbers = (mark.samples, epoch, mark.sample, int(mark.mixed))
+            numbers = (mark.samples, epoch, mark.sample, int(mark.mixed), self.rows)
             answers = self.pool.agree(status, retried, int(self.whole), *numbers)
             found = [answer[0] for answer in answers]
             self.faults.retried += sum(answer[1] for answer in answers)
@@ -181,19 +215,20 @@ class _OfThisRank:
         )
         if ENDED in found:
             raise StopIteration
-        whole, samples, epoch, sample, mixed = answers[found.index(READ)][2:]
+        whole, samples, epoch, sample, mixed, _ = answers[found.index(READ)][2:]
         self.whole = bool(whole)
         self.mark = Mark(
             samples=samples, epoch=None if epoch < 0 else epoch, sample=sample, mixed=bool(mixed)
         )
-        return batch
+        return batch, {answer[-1] for answer in answers if answer[0] == READ}
 
     def _read(self) -> tuple[int, Any, Exception | None]:
         if self.reader is None:
             return IDLE, None, None
         try:
             with self.pool.waiting_for(place_of(self.data)):
-                batch, _ = self.reader.read()
+                batch, shapes = self.reader.read()
+            self.rows = num_rows(shapes)
             return READ, batch, None
         except StopIteration:
             return ENDED, None, None

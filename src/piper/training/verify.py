@@ -16,6 +16,7 @@ from piper.bodies.leaves import map_leaves
 from piper.errors import RunError
 from piper.frontend.capture.capture import plain_name
 from piper.frontend.capture.hf_experts import own_experts
+from piper.frontend.capture.step_results import loss_and_metrics
 from piper.plan.types import Plan
 from piper.runtime.factory import optimizers_of
 from piper.runtime.worker.weights import Weights
@@ -135,6 +136,7 @@ def train_one_device(
             rows = _rows(batch, piece, pieces)
             with own_errors(dtype), own_experts(model), flex_on_cpu(), uncompiled():
                 result = run(rows, step, piece)
+            result, _ = loss_and_metrics(result)
             loss, weight = result if isinstance(result, tuple | list) else (result, 1.0)
             loss.backward()
             total += loss.item()

@@ -23,6 +23,8 @@ def norms(world: World) -> Iterator[Problem]:
 
 def _totals(world: World, party: Party) -> Iterator[Problem]:
     for name, slot in party.results.items():
+        if name.startswith("prediction."):
+            continue  # of its own rows
         group = world.all_ranks if name == "squares" else world.everything
         yield from _total(world, party, len(party.tasks), slot, f"the result {name}", group)
     for index, task in enumerate(party.tasks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -53,11 +53,16 @@ from piper.frontend.capture.mode_reads import only_mode_changes, watching_mode_r
 from piper.frontend.capture.replaced_buffers import noting_replacements, store_replacements
 from piper.frontend.capture.state_parts import StatePart, changed_buffers, mark_state, take_state
 from piper.frontend.capture.statistics import separate_statistics
+from piper.frontend.capture.step_results import (
+    PredictStep,
+    WholePrediction,
+    WholeStep,
+    results_of,
+)
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.plain_tensors import refuse_plain_tensor
 from piper.frontend.refuse.refusals import (
-    WRONG_RESULT,
     readable_building,
     readable_errors,
     warn_of_side_effects,
@@ -84,6 +89,8 @@ class Capture:
     state: tuple[StatePart, ...]  # what gives buffers their next content
     loss: fx.Node
     count: fx.Node | None
+    metrics: Mapping[str, fx.Node]
+    predictions: Mapping[str, fx.Node]
     any_mode: bool  # whether it is the same in train() and eval() mode
 
     def without_gradient(self) -> Capture:
@@ -92,30 +99,6 @@ class Capture:
 
 
 _REFUSALS = (exc.TorchDynamoException, exc.UserError)
-
-
-class _Whole(nn.Module):
-    def __init__(self, model: nn.Module, step: Step) -> None:
-        super().__init__()
-        self.model = model
-        self.step = step
-
-    def forward(self, batch: Any) -> Any:
-        result = self.step(self.model, batch)
-        if isinstance(result, Tensor):
-            return _scalar(result)
-        if not isinstance(result, tuple | list) or not isinstance(result[0], Tensor):
-            raise TypeError(WRONG_RESULT)
-        # A count may be a number, a buffer or the loss itself; here it becomes a tensor of its own.
-        zero = torch.zeros_like(_scalar(result[0]).detach(), dtype=torch.float64)
-        return _scalar(result[0]), *(zero + _scalar(other) for other in result[1:])
-
-
-def _scalar(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        value = value.detach() if not value.is_floating_point() else value
-        return value.reshape(()) if value.numel() == 1 else value
-    return value
 
 
 @dataclass(frozen=True)
@@ -175,10 +158,6 @@ def record(
     compute in float32 all the same. Without `training` the model is in eval() mode; `frozen` parameters
     get no gradient.
     """
-    if isinstance(make_model, nn.Module) or not callable(make_model):
-        raise TraceError(
-            "trace was given a model", legal="a function that makes it: trace(Model, batch, step)"
-        )
     torch._dynamo.reset()
     mode = FakeTensorMode()
     # Copies of a model's tensors stay in the mode instead of taking a copy of it along.
@@ -234,10 +213,12 @@ def record(
         tracing_settings(),
         counting_regions(),
         torch.fx.traceback.preserve_node_meta(),
-        readable_errors(_REFUSALS),
+        readable_errors(_REFUSALS, step, fake_batch),
     ):
         counted = isinstance(traced_step, CountedStep)
-        whole = _Whole(model, uncounted(traced_step))
+        whole: nn.Module = WholeStep(model, uncounted(traced_step))
+        if isinstance(traced_step, PredictStep):
+            whole = WholePrediction(model, traced_step)
         module = dynamo_graph_capture_for_export(whole)(fake_batch)
         flat = module._dynamo_bytecode_flatten(fake_batch)
     warn_of_side_effects(said, effects)
@@ -297,20 +278,25 @@ def finish(recording: Recording, rows: int) -> Capture:
             recording.graph, recording.constants, inputs, open_rows=open_rows
         )
     origins = {copies[node]: origin for node, origin in recording.origins.items()}
-    loss, count = _loss_and_count(next(iter(reversed(graph.nodes))).args[0])
+    results = results_of(graph)
+    loss, count = results.loss, results.count
     state: tuple[StatePart, ...] = ()
     buffers = changed_buffers(origins, facts) if recording.training else []
     refuse_changed_state(origins, facts, recording.model, kept=buffers)
     if buffers:
-        results = [node for node in (loss, count) if node is not None]
-        state = take_state(graph, buffers, facts, results)
+        state = take_state(graph, buffers, facts, results.all)
         with _quiet():  # on inputs that no run has touched
             inputs = _fresh_inputs(recording, rows)
             graph, _, facts = interpret(graph, recording.constants, inputs, open_rows=False)
-        mark_state(graph, facts, results)
+        mark_state(graph, facts, results.all)
     recording.effects.refuse()
-    if loss not in facts.flowing:
-        raise TraceError("the loss does not depend on any parameter that requires a gradient")
+    if loss not in facts.flowing and not results.predictions:
+        source = source_of(loss)
+        raise TraceError(
+            f"the loss{f' ({source})' if source else ''} does not depend on any parameter that requires "
+            "a gradient",
+            legal="a loss made of the model's results, without .detach(), .item() or torch.no_grad()",
+        )
     if count is not None:
         _refuse_counted_parameters(count, origins, facts)
     _drop_dead_code(graph, facts, [node for part in state for node in part.given])
@@ -326,6 +312,8 @@ def finish(recording: Recording, rows: int) -> Capture:
         state=state,
         loss=loss,
         count=count,
+        metrics=results.metrics,
+        predictions=results.predictions,
         any_mode=recording.any_mode and not state,
     )
     return capture if recording.training else capture.without_gradient()
@@ -425,21 +413,6 @@ def _tensor_names(model: nn.Module, batch: Any) -> dict[int, Origin]:
 def plain_name(name: str) -> str:
     """A parameter's name without characters that the graph's own names use."""
     return quote(name, safe="._-")
-
-
-def _loss_and_count(results: Any) -> tuple[fx.Node, fx.Node | None]:
-    results = list(results) if isinstance(results, tuple | list) else [results]
-    if len(results) not in (1, 2) or not all(isinstance(r, fx.Node) for r in results):
-        raise TraceError(
-            f"step returns {len(results)} results", legal="a mean loss, or a pair (sum, count)"
-        )
-    for node in results:
-        if value_of(node).numel() != 1:
-            raise TraceError(
-                f"step returns a tensor of shape {tuple(value_of(node).shape)}",
-                legal="a mean loss, or a pair (sum, count), each with one element",
-            )
-    return results[0], results[1] if len(results) == 2 else None
 
 
 def first_difference(one: Capture, other: Capture) -> Source | None:

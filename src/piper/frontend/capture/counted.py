@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from piper.bodies.captured_nodes import callee, source_of, value_of
 from piper.errors import TraceError
+from piper.frontend.capture.step_results import loss_and_metrics, results_of
 
 _LOSSES = (F.cross_entropy, F.nll_loss)
 _SAME = ("clone", "contiguous", "double", "float", "reshape", "squeeze", "to", "view")
@@ -32,8 +33,9 @@ class CountedStep:
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         with _Counting() as counting:
-            total = self.step(model, batch)
-        return total, counting.count
+            total, metrics = loss_and_metrics(self.step(model, batch))
+        counted = total, counting.count
+        return (counted, metrics) if metrics else counted
 
 
 def uncounted(step: Callable[[nn.Module, Any], Any]) -> Callable[[nn.Module, Any], Any]:
@@ -72,9 +74,9 @@ class _Counting(TorchFunctionMode):
 def count_targets(graph: fx.Graph) -> None:
     """A captured step that returns a mean over targets returns their (sum, count)."""
     output = next(iter(reversed(graph.nodes)))
-    results = output.args[0]
-    loss = results[0] if isinstance(results, tuple | list) else results
-    if isinstance(results, tuple | list) and len(results) > 1:
+    results = results_of(graph)
+    loss = results.loss
+    if results.count is not None:
         raise TraceError('mean="batch", but step returns (sum, count)', legal=_LEGAL)
     node, call = _mean_of(graph, loss)
     given = call.arguments
@@ -86,7 +88,7 @@ def count_targets(graph: fx.Graph) -> None:
         kept.meta = {**node.meta, "example_value": value_of(target) != ignored}
         count = graph.call_method("sum", (kept,), {"dtype": torch.float64})
         count.meta = {**node.meta, "example_value": value_of(kept).sum(dtype=torch.float64)}
-    output.args = ((loss, count),)
+    output.args = ((loss, count, *results.metrics.values()),)
 
 
 def _mean_of(graph: fx.Graph, loss: fx.Node) -> tuple[fx.Node, inspect.BoundArguments]:

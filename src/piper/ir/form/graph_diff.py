@@ -14,7 +14,18 @@ from piper.ir.nodes import Node
 from piper.ir.select import Selector
 from piper.ir.values import Value
 
-_HEADER = ("level", "mesh", "streams", "splits", "orders", "edges", "overlaps", "loss", "count")
+_HEADER = (
+    "level",
+    "mesh",
+    "streams",
+    "splits",
+    "orders",
+    "edges",
+    "overlaps",
+    "loss",
+    "count",
+    "metrics",
+)
 _WIDTH = 96
 
 

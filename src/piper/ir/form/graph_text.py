@@ -22,7 +22,7 @@ from piper.ir.nodes import COMPUTE, Node
 from piper.ir.values import Value
 from piper.mesh import Slice
 
-_HEADER = ("mesh", "streams", "splits", "orders", "edges", "overlaps", "loss", "count")
+_HEADER = ("mesh", "streams", "splits", "orders", "edges", "overlaps", "loss", "count", "metrics")
 _KINDS = tuple(kind.__struct_config__.tag for kind in get_args(Node))
 _NODE = re.compile(
     r"(?P<kind>\w+) (?P<name>\S+) \((?P<inputs>.*?)\) -> \((?P<outputs>.*?)\)"

@@ -108,10 +108,14 @@ class _Emitter:
 
     def _results(self, at: Slice) -> dict[str, int]:
         found: dict[str, int] = {}
-        for what in ("loss", "count"):
+        for what in ("loss", "count", *(f"metric.{name}" for name in self.graph.metrics)):
             for name in (f"${what}@{at}", f"$sum.{what}@{at}"):
                 if name in self.slot_of:
                     found.setdefault(what, self.slot_of[name])
+        for value in self.graph.values.values():
+            if value.role == "prediction" and value.name in self.slot_of:
+                number = _microbatch(self.graph, value.name)
+                found[f"prediction.{number}.{value.of}"] = self.slot_of[value.name]
         for name in (f"$norm@{at}", f"$squares@{at}"):
             if name in self.slot_of:
                 found.setdefault("squares", self.slot_of[name])

@@ -18,13 +18,12 @@ from piper.ir.graph import Graph, OrderEdge
 from piper.ir.layouts import REPLICATED
 from piper.ir.nodes import TRACED, Accumulate, Chunk, Comm, Node
 from piper.ir.tensor_type import TensorType
-from piper.ir.values import SUMMED, Value
+from piper.ir.values import RESULTS, SUMMED, Value
 from piper.mesh import Slice
 from piper.passes.physical.buckets import Bucketed
 from piper.passes.physical.relayout import Way, collective, laid
 
 RECEIVE_AHEAD = 2  # chunks before the one that reads what is received
-_REPORTED = ("loss", "count")
 WHOLE_SUMS = 2  # gradients of whole buckets that wait for their reduction at once
 
 
@@ -110,7 +109,7 @@ class _Pacing:
         chunks, and take room from them."""
         reported: dict[str, list[Comm]] = defaultdict(list)
         for node in self.graph.nodes.values():
-            if isinstance(node, Comm) and self.graph.values[node.outputs[0]].role in _REPORTED:
+            if isinstance(node, Comm) and self.graph.values[node.outputs[0]].role in RESULTS:
                 reported[node.key].append(node)
         for nodes in reported.values():  # one collective, on every slice
             if any(n.name in self.ordered or self.graph.readers.get(n.outputs[0]) for n in nodes):

@@ -33,25 +33,29 @@ def report_loss(draft: Draft, slices: list[Slice], data_axes: tuple[str, ...]) -
     """
     logical = draft.logical
     _total(draft, "loss", slices)
+    for name in logical.metrics:
+        _total(draft, "metric", slices, name)
     if not logical.count:
         num_data_ranks = logical.mesh.size_of(data_axes)
         return Divisor(count=float(num_data_ranks * logical.num_microbatches))
     return Divisor(values=_total(draft, "count", slices))
 
 
-def _total(draft: Draft, role: str, slices: list[Slice]) -> dict[Slice, str]:
-    """Sum all Values of a role; the total stands on every slice as `loss@...` or `count@...`."""
+def _total(draft: Draft, role: str, slices: list[Slice], of: str = "") -> dict[Slice, str]:
+    """Sum all Values of a role, of metrics those of one; the total stands on every slice as `loss@...`,
+    `count@...` or `metric.NAME@...`."""
+    what = f"{role}.{of}" if of else role
     summing: set[Slice] = set()
     for node in list(draft.nodes.values()):
         if not isinstance(node, Chunk) or node.phase != "F":
             continue
         for name in node.outputs:
             value = draft.values[name]
-            if value.role == role and node.slice is not None:
+            if value.role == role and value.of == of and node.slice is not None:
                 summing.add(node.slice)
-                _add(draft, node, value, role)
-    terms = {at: at_slice(f"$sum.{role}", at) for at in slices}
-    return total_of(draft, terms, role, f"${role}", like=draft.values[terms[min(summing)]])
+                _add(draft, node, value, what)
+    terms = {at: at_slice(f"$sum.{what}", at) for at in slices}
+    return total_of(draft, terms, role, f"${what}", like=draft.values[terms[min(summing)]])
 
 
 def total_of(
@@ -78,13 +82,13 @@ def total_of(
     return totals
 
 
-def _add(draft: Draft, node: Chunk, value: Value, role: str) -> None:
-    dtype = "float64" if role == "count" else accumulation_dtype(value.dtype)
-    name = at_slice(f"$sum.{role}", node.slice)
-    # What a microbatch contributes has the layout of the loss, or count, that it made.
-    type = TensorType((), dtype)
+def _add(draft: Draft, node: Chunk, value: Value, what: str) -> None:
+    dtype = "float64" if value.role == "count" else accumulation_dtype(value.dtype)
+    name = at_slice(f"$sum.{what}", node.slice)
+    # What a microbatch contributes has the layout of the loss, count or metric that it made.
+    type = TensorType(value.shape, dtype)
     total = draft.value(
-        Value(name, "sum", type, value.layout, of=role, slice=node.slice, cut=value.cut)
+        Value(name, "sum", type, value.layout, of=what, slice=node.slice, cut=value.cut)
     )
     draft.node(
         Accumulate(

@@ -36,9 +36,13 @@ class Epochs:
         self._epochs_left, self._samples_left = epoch, sample
         self._reading = self._left_early = False
         self._sizes: deque[int] = deque()  # of batches that were sampled, and maybe not read
+        self._passed = 0  # samples of batches that nobody reads, before the next one that is
+        self._left_out: list[int] = []  # samples of batches that no share has rows of
 
-    def loader(self, loader: DataLoader[Any], rows: Callable[[int], slice]) -> DataLoader[Any]:
-        """One whose batches have some rows of those of another."""
+    def loader(
+        self, loader: DataLoader[Any], rows: Callable[[int], slice | None]
+    ) -> DataLoader[Any]:
+        """One whose batches have some rows of those of another, which has more of those without any."""
         options = {name: getattr(loader, name) for name in _KEPT}
         sampler = _Rows(self, loader.batch_sampler, rows)
         return _CountedLoader(loader.dataset, epochs=self, batch_sampler=sampler, **options)
@@ -47,7 +51,7 @@ class Epochs:
         """The samples of each batch of the present epoch that is to be read."""
         batches = _seeded(batches, self._seed, self.epoch)
         self._sizes.clear()
-        self.sample = 0
+        self.sample = self._passed = 0
         if self._epochs_left:
             self._epochs_left -= 1
             _exhaust(batches)
@@ -74,9 +78,20 @@ class Epochs:
                         legal="the batch_sampler that was trained with, or DataLoader(batch_size=...)",
                     )
                 continue
-            self._sizes.append(len(found))
+            self._sizes.append(len(found) + self._passed)
+            self._passed = 0
             yield found
         self._samples_left = left
+
+    def leave_out(self) -> None:
+        """Nobody reads the batch that was sampled last."""
+        self._passed += self._sizes.pop()
+        self._left_out.append(self._passed)
+
+    def take_left_out(self) -> list[int]:
+        """The samples of batches that were left out since this was asked last."""
+        found, self._left_out = self._left_out, []
+        return found
 
     def behind_next(self) -> tuple[int, int] | None:
         """The epoch, and its sample after the batch that is read next, if that was sampled."""
@@ -106,12 +121,16 @@ class Epochs:
 class _Rows:
     """A sampler of batches: of each batch of another one, some rows."""
 
-    def __init__(self, epochs: Epochs, batches: Any, rows: Callable[[int], slice]) -> None:
+    def __init__(self, epochs: Epochs, batches: Any, rows: Callable[[int], slice | None]) -> None:
         self.epochs, self.batches, self.rows = epochs, batches, rows
 
     def __iter__(self) -> Iterator[list[int]]:
         for indexes in self.epochs.order(self.batches):
-            yield indexes[self.rows(len(indexes))]
+            rows = self.rows(len(indexes))
+            if rows is None:
+                self.epochs.leave_out()
+            else:
+                yield indexes[rows]
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -14,6 +14,7 @@ from piper.runtime.launch.local_pool import LocalPool
 from piper.runtime.launch.loopback_pool import LoopbackPool
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.ray.ray_pool import RayPool
+from piper.runtime.launch.reading import refuse_launch_while_importing
 from piper.runtime.launch.torchrun import TorchrunPool
 
 
@@ -42,6 +43,7 @@ def pool_of(
     launcher: str | Pool, plan: Plan, options: Mapping[str, Any]
 ) -> Pool | Callable[[], Pool]:
     """The pool that was given, or how to make one for a plan. `compile` is an option of every run."""
+    refuse_launch_while_importing()
     if isinstance(launcher, str) and launcher not in LAUNCHERS:
         raise RunError(f"no launcher is called {launcher!r}", legal=", ".join(LAUNCHERS))
     kind = LAUNCHERS[launcher] if isinstance(launcher, str) else None

@@ -40,7 +40,7 @@ class LoopbackPool(InProcessPool):
     def call(self, command: str, payloads: Sequence[Any]) -> list[Any]:
         return self._step(payloads) if command == "step" else super().call(command, payloads)
 
-    def _step(self, payloads: Sequence[Any]) -> list[dict[str, float]]:
+    def _step(self, payloads: Sequence[Any]) -> list[dict[str, Any]]:
         workers = []
         for member, payload in zip(self.members, payloads, strict=True):
             worker, leaves = member.prepare_step(payload)

@@ -73,6 +73,7 @@ class Member:
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
         self.at: Worker | None = None  # the one that was asked last
+        self.taken: Mapping[str, Tensor] = {}  # the batch of a step that may be run again
         self.lent: Lent | None = None  # what parameters hold instead of their own values
         self.writing: Writing | None = None  # the state, beside the work
         self.recording: tuple[Recorder, Tie] | None = None  # the times of a plan's tasks
@@ -142,14 +143,18 @@ class Member:
         self.at = worker = self.workers[name]
         if payload["options"]:
             worker.set_options(payload["options"])
-        leaves = payload["leaves"]
-        if leaves is None:
+        leaves, guard = payload["leaves"], payload.get("guard", "")
+        if guard == "check" and leaves is None:
+            leaves = self.taken
+        elif leaves is None:
             reader = self.readers[payload["reader"]]
             leaves = reader.take() if reader else {}
+        self.taken = leaves if guard else {}
+        worker.guard.prepare(on=guard == "skip", checked=guard == "check")
         begin(self.cells, list(self.workers).index(name))
         return worker, leaves
 
-    def step(self, payload: Mapping[str, Any]) -> dict[str, float]:
+    def step(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Run a plan once."""
         worker, leaves = self.prepare_step(payload)
         with profiled(payload.get("trace"), self.rank):

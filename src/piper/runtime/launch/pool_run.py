@@ -18,7 +18,7 @@ from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.marks import Mark
 from piper.runtime.launch.pool import Pool, Reading
 from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy
-from piper.runtime.launch.reader import Fetched
+from piper.runtime.launch.reader import Fetched, fits, num_rows
 from piper.runtime.launch.reading import Data, module_reference, place_of, reference
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.record.recorder import RankTimes
@@ -153,19 +153,27 @@ class PoolRun:
         *,
         role: str = "train",
         trace: str | None = None,
-    ) -> list[dict[str, float]]:
+        guard: str = "",
+    ) -> list[dict[str, Any]]:
         """Train on leaves of the global batch, or on None: what the ranks have read themselves. With
-        `trace`, a folder gets what torch's profiler saw on each rank."""
+        `trace`, a folder gets what torch's profiler saw on each rank. With the `guard` "skip" nothing
+        changes if gradients are not finite; with "check" such a step is run again, changes nothing
+        either, and says where they come from."""
         options, self._set = self._set, []
-        more = {"options": options, "trace": trace, "reader": "train"}
+        more = {"options": options, "trace": trace, "reader": "train", "guard": guard}
         return self._call("step", self._steps(role, leaves, **more))
 
     def evaluate(
         self, leaves: Mapping[str, Tensor] | None, *, role: str = "eval"
-    ) -> list[dict[str, float]]:
+    ) -> list[dict[str, Any]]:
         """Run an evaluation, which is loaded, on live parameters."""
         more: dict[str, Any] = {"options": [], "trace": None, "reader": "eval"}
         return self._call("step", self._steps(role, leaves, **more))
+
+    def of_all(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The results of all ranks, of which a process of torchrun has its own."""
+        pool: Any = self.pool
+        return pool.gather(results[0], "step") if self.reading == "rank" else results
 
     def _steps(
         self, name: str, leaves: Mapping[str, Tensor] | None, **more: Any
@@ -218,8 +226,16 @@ class PoolRun:
 
     def fetch(self, name: str = "train") -> Shapes:
         """Have every rank read its next batch: the shapes of the global one; nothing if the data has
-        ended, for all of them. A batch that some cannot read is left out by all."""
+        ended, for all of them. A batch that some cannot read is left out by all, and so is one that the
+        policy leaves out for its size."""
         faults = self.read_faults[name]
+        while True:
+            shapes = self._fetch(name, faults)
+            if not shapes or fits(self.plan, faults.policy, num_rows(shapes)):
+                return shapes
+            faults.partial.append(num_rows(shapes))
+
+    def _fetch(self, name: str, faults: ReadFaults) -> Shapes:
         while True:
             answers: dict[int, Fetched] = {
                 rank: found for rank, found in enumerate(self.call("fetch", name)) if found
@@ -229,6 +245,8 @@ class PoolRun:
             if not failures:
                 break
             faults.leave_out(failures)
+        first = next(iter(answers.values()), None)
+        faults.partial += first.partial if first else ()
         more = {rank: found.shapes for rank, found in answers.items() if found.shapes}
         check_ends(list(more), [rank for rank in answers if rank not in more])
         if not more:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -14,10 +15,14 @@ LONGEST_SECONDS = 10.0
 
 
 class ReadPolicy(msgspec.Struct, frozen=True):
-    """A batch is tried `again` so many times; then up to `skip` global batches are left out."""
+    """A batch is tried `again` so many times; then up to `skip` global batches are left out. The data is
+    read `epochs` times. Of `partial` batches, smaller than the example batch, those that do not divide
+    are left out ("train"), or all of them ("drop"); or they are given as they come ("refuse")."""
 
     again: int = 0
     skip: int = 0
+    epochs: int = 1
+    partial: Literal["refuse", "train", "drop"] = "refuse"
 
 
 class Unreadable(Exception):
@@ -26,11 +31,13 @@ class Unreadable(Exception):
 
 @dataclass
 class ReadFaults:
-    """Of one training: how often something was read again, and why batches were left out."""
+    """Of one training: how often something was read again, why batches were left out, and the samples
+    of those that were smaller than others."""
 
     policy: ReadPolicy
     retried: int = 0
     left_out: list[str] = field(default_factory=list)
+    partial: list[int] = field(default_factory=list)
 
     def leave_out(self, by_rank: Mapping[int, str]) -> None:
         """The n-th batch is left out on all ranks, since these could not read it."""

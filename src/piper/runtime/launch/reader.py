@@ -25,12 +25,14 @@ Measure = Callable[[Any], Shapes]  # the shapes of the global batch that a batch
 
 class Fetched(msgspec.Struct, frozen=True):
     """A rank's answer: the shapes of the global batch, none at the data's end; where it stands; how
-    often it had to read again, and why there is no batch that could be read."""
+    often it had to read again, why there is no batch that could be read, and the samples of partial
+    batches that were left out."""
 
     shapes: Shapes
     mark: Mark
     retried: int = 0
     failure: str = ""
+    partial: tuple[int, ...] = ()
 
 
 class Reader:
@@ -61,11 +63,13 @@ class Reader:
         self._retried = 0
         self._mark = mark or Mark()
         self._samples = self._mark.samples
-        self._rows = _num_rows(plan.batch_shapes)  # of the last global batch
+        self._rows = num_rows(plan.batch_shapes)  # of the last global batch
         self._state_before = self._mark.state  # of the coming batch, for another try
         self._fresh = True  # nothing was read since it was opened
         self._by_state = False
-        self._share = Share(rank, num_ranks, plan.seed)
+        self._whole = self._rows  # of the example batch
+        self._partial: list[int] = []
+        self._share = self._new_share()
         self._made: Iterable[Any] = ()
         self._batches: Iterator[Any] | None = None
         self._next: dict[str, Tensor] | None = None
@@ -82,16 +86,33 @@ class Reader:
             else:
                 self._share = self._begun(mark)
                 self._made = self.make(self._share)
-            self._batches = iter(self._made)
+            self._batches = iter(self._made) if self.policy.epochs == 1 else self._passes()
         return self._batches
+
+    def _passes(self) -> Iterator[Any]:
+        """The data as often as it is to be read."""
+        if self._by_state:
+            raise RunError(
+                "a loader that goes on by its own state has epochs of its own",
+                legal="steps=N; or share.of(loader), which counts epochs",
+            )
+        for number in range(self.policy.epochs):
+            if number and isinstance(self._made, Iterator):  # it is used up
+                self._made = self.make(self._share)
+            yield from self._made
+
+    def _new_share(self, start: int = 0, epochs: Epochs | None = None) -> Share:
+        whole = 0 if self.policy.partial == "refuse" else self._whole
+        seed = self.plan.seed
+        return Share(self.rank, self.num_ranks, seed, start, epochs=epochs, whole=whole)
 
     def _begun(self, mark: Mark) -> Share:
         """A share that begins at a mark; where that cannot be, at the start."""
         if mark.mixed:
-            return Share(self.rank, self.num_ranks, self.plan.seed)
+            return self._new_share()
         at = (0, mark.samples) if mark.epoch is None else (mark.epoch, mark.sample)
         epochs = Epochs(seed=self.plan.seed, epoch=at[0], sample=at[1])
-        return Share(self.rank, self.num_ranks, self.plan.seed, mark.samples, epochs=epochs)
+        return self._new_share(mark.samples, epochs)
 
     def begin(self) -> None:
         """Call what makes the batches before the first of them is asked for."""
@@ -130,6 +151,17 @@ class Reader:
         num, self._retried = self._retried, 0
         return num
 
+    def partial(self) -> list[int]:
+        """The samples of partial batches that were left out since this was asked last."""
+        found, self._partial = self._partial, []
+        return found
+
+    def _note_left_out(self) -> None:
+        """What the share has left out since."""
+        found = self._share.epochs.take_left_out()
+        self._partial += found
+        self._samples += sum(found)
+
     def _read(self) -> tuple[Any, Shapes]:
         batches = self.open()
         if self.policy.again:
@@ -137,18 +169,24 @@ class Reader:
         batch = next(batches, _END)
         if self._fresh and self._mark.samples and not self._at_mark():
             batch = self._after(self._mark.samples, batch, batches)
+        if self._fresh and self._mark.samples and self._share.looked_at and self.policy.epochs > 1:
+            raise RunError(
+                "a data function that begins at share.start has one epoch",
+                legal="steps=N, or share.of(loader), which counts epochs",
+            )
+        self._note_left_out()
         if batch is _END:
             raise StopIteration
         self.number += 1
         shapes = self.measure(batch)
-        self._rows, self._fresh = _num_rows(shapes), False
+        self._rows, self._fresh = num_rows(shapes), False
         self._samples += self._rows
         return batch, shapes
 
     def _reopen(self, mark: Mark) -> None:
         self._mark, self._batches, self._state_before = mark, None, mark.state
         self._samples, self._fresh, self._by_state = mark.samples, True, False
-        self._share = Share(self.rank, self.num_ranks, self.plan.seed)
+        self._share = self._new_share()
 
     def _behind(self, failure: Exception) -> Mark:
         """After the batch that cannot be read, which counts as many samples as the last one."""
@@ -173,7 +211,7 @@ class Reader:
                     f"the data ends after {num} samples, but {samples} were trained on",
                     legal="the data that was trained on",
                 )
-            num += _num_rows(self.measure(batch))
+            num += num_rows(self.measure(batch))
             batch = next(batches, _END)
         if num > samples:
             raise RunError(
@@ -206,11 +244,11 @@ class Reader:
         try:
             batch, shapes = self.read()
         except StopIteration:
-            return Fetched((), self.mark(), self.retried())
+            return Fetched((), self.mark(), self.retried(), partial=tuple(self.partial()))
         except Unreadable as failure:
             return Fetched((), self.mark(), self.retried(), str(failure))
         self._next = batch_leaves(batch)
-        return Fetched(shapes, self.mark(), self.retried())
+        return Fetched(shapes, self.mark(), self.retried(), partial=tuple(self.partial()))
 
     def take(self) -> dict[str, Tensor]:
         """The batch that was fetched last."""
@@ -234,12 +272,22 @@ class Reader:
 _END = object()
 
 
+def fits(plan: Plan, policy: ReadPolicy, rows: int) -> bool:
+    """Whether a global batch is trained on; larger ones than the example batch are, or are refused.
+    All ranks must decide so together: shares that differ in their rows are no partial batch."""
+    if rows >= num_rows(plan.batch_shapes) or policy.partial == "refuse":
+        return True
+    pieces = plan.num_data_ranks * plan.num_microbatches
+    return policy.partial == "train" and rows % pieces == 0
+
+
 def _reason(failure: Exception) -> str:
     """An error in one line: that of a DataLoader's process ends with what was raised there."""
     lines = str(failure).strip().splitlines() or [""]
     return lines[-1] if len(lines) > 1 else f"{type(failure).__name__}: {lines[0]}"
 
 
-def _num_rows(shapes: Shapes) -> int:
+def num_rows(shapes: Shapes) -> int:
+    """Samples of a global batch."""
     _, (rows, *_) = shapes[0]
     return rows

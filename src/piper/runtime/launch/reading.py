@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from piper.errors import RunError, Source
+from piper.errors import Call, RunError, Source, user_source
 from piper.files import PREFIX, module_of
 from piper.runtime.launch.shares import Share
 
 Data = Callable[[Share], Iterable[Any]]
+_importing: list[str] = []  # the files that this process is importing for its rank
 _LEGAL = (
     "a function at the top level of a file, def data(share): ..., or an iterable of global batches"
 )
@@ -58,7 +59,21 @@ def function_of(found: Mapping[str, Any]) -> Data:
 def import_reference(found: Mapping[str, Any]) -> ModuleType:
     """The module that a reference names. A script is imported: its main part does not run."""
     sys.path.extend(folder for folder in found["path"] if folder not in sys.path)
-    module = found["module"]
-    if module == "__main__" or module.startswith(PREFIX):
-        return module_of(found["file"])
-    return importlib.import_module(module)
+    module, before = found["module"], _importing[:]
+    _importing.append(found["file"])
+    try:
+        if module == "__main__" or module.startswith(PREFIX):
+            return module_of(found["file"])
+        return importlib.import_module(module)
+    finally:
+        _importing[:] = before
+
+
+def refuse_launch_while_importing() -> None:
+    """Raise where a file that a rank imports would launch ranks itself, and those more, without end."""
+    if _importing:
+        raise RunError(
+            "a rank imports this file for its data, and the file would launch ranks again",
+            call=Call("launch", user_source()),
+            legal='the part that launches under if __name__ == "__main__":, which ranks do not run',
+        )

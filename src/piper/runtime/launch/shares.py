@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from piper.bodies.leaves import batch_constants, batch_leaves
+from piper.bodies.leaves import batch_constants, batch_leaves, users_name
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.types import Plan
@@ -36,15 +36,20 @@ def checked_leaves(plan: Plan, batch: Any) -> dict[str, Tensor]:
     rows: dict[str, int] = {}
     for name, wanted in plan.batch.items():
         if name not in leaves:
-            raise RunError(f"the batch has no {name}", legal=", ".join(plan.batch))
+            wanted_names = ", ".join(f"{users_name(n)} {leaf}" for n, leaf in plan.batch.items())
+            found = ", ".join(map(users_name, leaves)) or "no tensors"
+            raise RunError(
+                f"the batch has no {users_name(name)}: it is a {type(batch).__name__} with {found}",
+                legal=f"{wanted_names}, as in the example batch",
+            )
         leaf = leaves[name]
         dtype = str(leaf.dtype).removeprefix("torch.")
         cast = wanted.dtype == "bfloat16" and leaf.is_floating_point()
         if leaf.dim() != len(wanted.shape) or (dtype != wanted.dtype and not cast):
-            raise RunError(
-                f"{name} is {dtype}{list(leaf.shape)}",
-                legal=f"{wanted.dtype}{list(wanted.shape)} as in the example batch, or other sizes",
-            )
+            legal = f"{wanted.dtype}{list(wanted.shape)} as in the example batch, or other sizes"
+            if leaf.dim() == len(wanted.shape) - 1:
+                legal += "; of single samples, DataLoader(dataset, batch_size=...) makes batches"
+            raise RunError(f"{users_name(name)} is {dtype}{list(leaf.shape)}", legal=legal)
         rows[name] = leaf.shape[0]
     if len(set(rows.values())) > 1:
         raise RunError(
@@ -96,11 +101,13 @@ class Share:
         start: int = 0,
         *,
         epochs: Epochs | None = None,
+        whole: int = 0,
     ) -> None:
         self.rank = rank
         self.num_ranks = num_ranks
         self.seed = seed
         self.epochs = epochs or Epochs(seed=seed, sample=start)
+        self._whole = whole  # smaller batches that do not divide are left out
         self._start = start
         self._looked_at = False
 
@@ -109,6 +116,11 @@ class Share:
         self._looked_at = True
         self._check_one_way()
         return self._start
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether its reader begins by itself."""
+        return self._looked_at
 
     @property
     def begins(self) -> bool:
@@ -140,7 +152,10 @@ class Share:
             )
         self.epochs.used = True
         self._check_one_way()
-        return self.epochs.loader(loader, self.rows)
+        return self.epochs.loader(loader, self._rows)
+
+    def _rows(self, size: int) -> slice | None:
+        return None if size < self._whole and size % self.num_ranks else self.rows(size)
 
     def _check_one_way(self) -> None:
         if self._looked_at and self.epochs.used:

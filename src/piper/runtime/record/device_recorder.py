@@ -15,10 +15,11 @@ import torch
 from piper.plan.tasks import Task
 from piper.runtime.order.device_order import DeviceOrder
 from piper.runtime.record.clocks import Tie
-from piper.runtime.record.recorder import Notes, RankTimes, Wrapped, in_steps
+from piper.runtime.record.recorder import Notes, RankTimes, in_steps
 from piper.runtime.transport.transport import Pending
 from piper.runtime.worker.handlers import Start
 from piper.runtime.worker.worker import Worker
+from piper.runtime.worker.wrapped import Wrapped
 
 TRIES = 20
 MOST_SPARE = 100_000  # events that are made beforehand

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from piper.plan.tasks import Comm
 from piper.runtime.record.clocks import Tie
-from piper.runtime.record.recorder import Notes, RankTimes, Wrapped, in_steps
+from piper.runtime.record.recorder import Notes, RankTimes, in_steps
 from piper.runtime.transport.arrivals import seeing_arrivals
 from piper.runtime.transport.transport import Pending
 from piper.runtime.worker.handlers import Start, prepare
 from piper.runtime.worker.worker import Worker
+from piper.runtime.worker.wrapped import Wrapped
 
 
 class HostRecorder:

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from piper.runtime.record.clocks import Tie
-from piper.runtime.worker.handlers import Start
-from piper.runtime.worker.worker import Worker
 
 
 @dataclass(slots=True)
@@ -45,23 +43,6 @@ class Recorder(Protocol):
 
     def times(self, tie: Tie) -> RankTimes:
         """All that was noted, by a clock that the host's is tied to."""
-
-
-class Wrapped:
-    """A Worker that starts other tasks than its own, until the end."""
-
-    def __init__(self, worker: Worker, starts: list[Start]) -> None:
-        self.worker = worker
-        self.own = worker.starts, worker.order
-        worker.starts = starts
-        try:
-            worker.order = type(worker.order)(worker)
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        self.worker.starts, self.worker.order = self.own
 
 
 def in_steps(notes: Sequence[Notes], tie: Tie) -> RankTimes:

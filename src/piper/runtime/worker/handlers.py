@@ -163,9 +163,11 @@ def _update(worker: Worker, task: Update) -> Start:
     fixed = gradients() if worker.stays(task.gradient) else None
     # Elsewhere than on a CPU the host would wait for it.
     looks = task.counted != NO_SLOT and worker.device.type == "cpu"
-    divide = _divisor(worker, task)
+    divide, guard = _divisor(worker, task), worker.guard
 
     def start() -> None:
+        if task.norm != NO_SLOT and guard.refuses(slots[task.norm]):
+            return
         divisor = divide()
         if looks:
             check_count(float(divisor))
@@ -206,8 +208,12 @@ def _pieces(worker: Worker, task: Update, bucket: Bucket, stepped: list[Any]) ->
 @handles(Settle)
 def _settle(worker: Worker, task: Settle) -> Start:
     updater, slots, divide = worker.updaters[task.bucket], worker.slots, _divisor(worker, task)
+    guard = worker.guard
 
     def start() -> None:
+        if guard.refuses(slots[task.norm]):
+            updater.undo()
+            return
         updater.settle(clip_scale(slots[task.norm], divide(), task.clip))
         updater.average()
 

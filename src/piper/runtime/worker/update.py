@@ -149,15 +149,25 @@ class Updater:
 
     def settle(self, scale: Tensor) -> None:
         """Step again from what was kept if gradients must be smaller; forget it in any case."""
-        assert self._before is not None
         if not float(scale) >= 1.0:  # also where the norm is not a number
-            for now, before in self._before:
-                now.copy_(before)
-            for optimizer, state in zip(self.optimizers.values(), self._state, strict=True):
-                optimizer.state.clear()
-                optimizer.state.update(state)
+            self._roll_back()
             self._take(scale)
         self._before, self._state, self._grads = None, [], []
+
+    def undo(self) -> None:
+        """Have everything as it was kept."""
+        self._roll_back()
+        if self.narrow:
+            torch._foreach_copy_([p for p, _ in self.narrow], [m for _, m in self.narrow])
+        self._before, self._state, self._grads = None, [], []
+
+    def _roll_back(self) -> None:
+        assert self._before is not None
+        for now, before in self._before:
+            now.copy_(before)
+        for optimizer, state in zip(self.optimizers.values(), self._state, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
 
     def _take(self, scale: Tensor | None) -> None:
         if scale is not None:

@@ -29,6 +29,7 @@ from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
 from piper.runtime.worker.handlers import Start, check_count, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
+from piper.runtime.worker.step_guard import Guard
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
 from piper.stored.stored_pieces import StoredState
@@ -102,6 +103,7 @@ class Worker:
         self.functions = body_functions(
             self.me, bodies, self.summed, device=device, compile=compile
         )
+        self.guard = Guard(self)
         self.starts: list[Start] = [prepare(self, task) for task in self.me.tasks]
         self._wide.clear()
         if stored is not None:
@@ -234,14 +236,15 @@ class Worker:
             dtype = getattr(torch, slot.dtype) if part.is_floating_point() else part.dtype
             self.slots[index] = part.to(self.device, dtype).contiguous()
         self.keys.load(self.slots)
+        self.guard.begin()
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """From the next step on, parameter groups have these values, such as {"lr": 3e-4}."""
         for updater in self.updaters.values():
             updater.set_options(options)
 
-    def step(self, leaves: Mapping[str, Tensor]) -> dict[str, float]:
-        """One training step; the loss and count of the whole batch."""
+    def step(self, leaves: Mapping[str, Tensor]) -> dict[str, Any]:
+        """One training step; the loss, the count and the metrics of the whole batch."""
         self.cells[STEP] = self.steps.begun + 1
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
@@ -286,18 +289,21 @@ class Worker:
         for slot in self.lingering:
             self.free(slot)
 
-    def end_step(self) -> dict[str, float]:
-        """Keep only the rank's part of what lingers; the loss and count of the whole batch."""
+    def end_step(self) -> dict[str, Any]:
+        """Keep only the rank's part of what lingers; the loss, count and metrics of the whole batch."""
         if self.plan.train:
             self.steps.last, self.steps.under_way = self, False
         for slot in self.lingering:
             for part in self._parts[slot]:
                 self.slots[part] = self.slots[part].clone()
             self.slots[slot] = None
-        found = {name: float(self.slots[i]) for name, i in self.me.results.items()}
+        found: dict[str, Any] = {}
+        for name, i in self.me.results.items():
+            rows = name.startswith("prediction.")
+            found[name] = self.slots[i].to("cpu", copy=True) if rows else self.slots[i].tolist()
         found.setdefault("count", float(self.plan.num_data_ranks * self.plan.num_microbatches))
         check_count(found["count"])
-        return found
+        return found | self.guard.end()
 
     def tensors(self, what: str) -> dict[str, Tensor]:
         """What this rank holds of a kind, by the keys of its holdings (see `plan/holdings.py`).

@@ -1,0 +1,7 @@
+"""An optimizer by name."""
+
+from _first import Model, batch, step
+
+import piper
+
+piper.trace(Model, batch(), step).lower(optimizer="adamw")

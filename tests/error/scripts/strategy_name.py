@@ -1,0 +1,7 @@
+"""A strategy by name."""
+
+from _first import Model, batch, step
+
+import piper
+
+piper.trace(Model, batch(), step).apply("ddp")

@@ -1,0 +1,46 @@
+"""Mistakes of a first hour in Python: one clear error each, with the user's line and what is legal."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from piper.errors import PiperError
+
+HERE = Path(__file__).parent / "scripts"
+SCRIPTS = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where the scripts lie; none of them stays imported."""
+    monkeypatch.chdir(HERE)
+    monkeypatch.syspath_prepend(str(HERE))
+    before, environment = set(sys.modules), dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(environment)
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", None) and str(HERE) in str(
+            sys.modules[name].__file__
+        ):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_error_of_a_script(name: str, imported: None, pytestconfig: pytest.Config) -> None:
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    with pytest.raises(PiperError) as caught:
+        spec.loader.exec_module(module)
+    text = f"{type(caught.value).__name__}: {caught.value}\n"
+    assert f"{name}.py:" in text, "an error names the user's line"
+    assert "  legal: " in text, "an error says what is legal"
+    golden = HERE / f"{name}.txt"
+    if pytestconfig.getoption("--update-golden"):
+        golden.write_text(text)
+    assert text == golden.read_text()
