@@ -62,7 +62,11 @@ def test_what_is_near_is_named(
 def test_a_missing_option_and_a_wrong_value_are_one_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert "piper train needs --steps" in _misused(capsys, "train", "x.py")
+    assert main(["train", "x.py"]) == 2
+    assert "piper train needs --steps or --epochs" in capsys.readouterr().err
+    assert main(["train", "x.py", "--steps", "1", "--epochs", "1"]) == 2
+    assert "--steps and --epochs" in capsys.readouterr().err
+    assert "piper explain needs PLAN.json|TIMELINE" in _misused(capsys, "explain")
     said = _misused(capsys, "train", "x.py", "--steps", "many")
     assert "piper train: --steps: invalid int value: 'many'" in said
 

@@ -150,8 +150,9 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     from piper.runtime.launch.torchrun_environment import under_torchrun
 
     if (arguments.steps is None) == (arguments.epochs is None):
-        how = "neither --steps nor" if arguments.steps is None else "both --steps and"
-        raise OptionError(f"{how} --epochs", legal="--steps N or --epochs N")
+        needs = "piper train needs --steps or --epochs"
+        both = "--steps and --epochs"
+        raise OptionError(needs if arguments.steps is None else both, legal="one of them")
     for name in ("steps", "epochs", "log_every"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
