@@ -17,7 +17,7 @@ from piper.compiler.cadence_choice import choose_cadences, remaking
 from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
-from piper.compiler.tensor_cuts import tensor_cuts
+from piper.compiler.tensor_cuts import again_cuts, tensor_cuts
 from piper.cost.estimate import NOMINAL
 from piper.cost.machine import Machine
 from piper.directives.complete import complete
@@ -113,7 +113,9 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     rows = local_rows(logical, source.batch_size, calls)
     sizes, counts = piece_sizes(logical, dtype=source.dtype), early_counts(logical)
     tensors = tensor_cuts(logical, scheduled.history)
-    cuts = Cuts(tuple(sorted(sizes.items())), scheduled.stages, tuple(sorted(counts)), tensors)
+    around = again_cuts(logical) if tensors else ((), ())
+    pieces = tuple(sorted(sizes.items()))
+    cuts = Cuts(pieces, scheduled.stages, tuple(sorted(counts)), tensors, *around)
     local = source.local(rows, cuts)
     if cuts.finer or source is not scheduled.source or source.guessed:
         logical = source.graph(cuts, like=local if rows != source.batch_size else None)
@@ -199,7 +201,7 @@ def bodies_on(
             code,
             device=device,
             routing=routing,
-            recompute="" if node.recompute == "everything" else node.recompute,
+            recompute="nothing" if node.again == "pieces" else node.again,
             data_ranks=data_ranks,
         )
         for body in chunk_bodies.by_phase.values():
