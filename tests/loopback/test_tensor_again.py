@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from piper.api.run import Run
+from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
-from piper.training.verify import compare
-from tests.tensor_zoo import batches_of, program_of, reference_of
+from piper.training.verify import Trained, compare, train_one_device
+from tests.loopback.pools import loopback
+from tests.loopback.storages import unique_bytes
+from tests.tensor_checkpoints import Checkpointed, Selective, Untagged, job_of
+from tests.tensor_checkpoints import program_of as checkpointed_program
+from tests.tensor_zoo import BATCH, LENGTH, WIDTH, batches_of, program_of, reference_of
 from tests.zoo import ADAMW
 
 pytestmark = pytest.mark.xdist_group("tensor_again")
@@ -57,3 +65,48 @@ def test_trains_like_one_device(
     with job.launch("loopback", adversary=adversary, seed=len(_name(row))) as run:
         errors = compare(run, batches_of(name), reference_of(name, job))
     assert errors.exact, errors
+
+
+CALLS: list[tuple[type[Untagged], dict[str, Any]]] = [
+    (Checkpointed, {"dropout": 0.3}),
+    (Checkpointed, {"sp": True, "dropout": 0.3}),
+    (Checkpointed, {"tp": 4, "sp": True, "recompute": "expensive"}),
+    (Checkpointed, {"recompute": "pieces"}),
+    (Selective, {"sp": True}),
+    (Selective, {"recompute": "nothing"}),
+    (Untagged, {"sp": True, "dropout": 0.3, "recompute": "nothing"}),
+]
+
+
+@cache
+def _reference(kind: type[Untagged], dropout: float) -> Trained:
+    job = checkpointed_program(kind, 2, dropout).lower(optimizer=ADAMW)
+    return train_one_device(job, batches_of("dense"))
+
+
+@pytest.mark.parametrize("adversary", [False, True], ids=["plain", "adversary"])
+@pytest.mark.parametrize(("kind", "how"), CALLS, ids=str)
+def test_checkpointed_calls_train_like_one_device(
+    kind: type[Untagged], how: dict[str, Any], adversary: bool
+) -> None:
+    job = job_of(kind, 2, **how)
+    with job.launch("loopback", adversary=adversary, seed=1) as run:
+        errors = compare(run, batches_of("dense"), _reference(kind, how.get("dropout", 0.0)))
+    assert errors.exact, errors
+
+
+@pytest.mark.parametrize("sp", [False, True])
+@pytest.mark.parametrize("layers", [2, 4])
+def test_a_layer_keeps_its_input_in_memory(layers: int, sp: bool) -> None:
+    """Unique storages that only backwards still read: those of the inputs of layers and of the head."""
+    job = job_of(Untagged, layers, sp=sp, recompute="nothing")
+    most = {0: 0, 1: 0}
+
+    def look(worker: Worker) -> None:
+        pairs = zip(worker.use, worker.slots, strict=True)
+        saved = [t for use, t in pairs if use == "saved" and isinstance(t, Tensor)]
+        most[worker.me.rank] = max(most[worker.me.rank], unique_bytes(saved))
+
+    Run(job.plan, loopback(job.plan, job.bodies, observe=look)).step(batches_of("dense")[0])
+    each = BATCH * LENGTH * WIDTH * 8 // (2 if sp else 1)
+    assert most == {0: (layers + 1) * each, 1: (layers + 1) * each}
