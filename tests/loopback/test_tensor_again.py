@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor
 
 from piper.api.run import Run
+from piper.plan.tasks import Run as Task
 from piper.runtime.worker.worker import Worker
 from piper.strategies import parallel
 from piper.training.verify import Trained, compare, train_one_device
@@ -98,13 +99,16 @@ def test_checkpointed_calls_train_like_one_device(
 @pytest.mark.parametrize("sp", [False, True])
 @pytest.mark.parametrize("layers", [2, 4])
 def test_a_layer_keeps_its_input_in_memory(layers: int, sp: bool) -> None:
-    """Unique storages that only backwards still read: those of the inputs of layers and of the head."""
+    """Unique storages that forwards have left to backwards: of the inputs of layers and of the head."""
     job = job_of(Untagged, layers, sp=sp, recompute="nothing")
     most = {0: 0, 1: 0}
+    (part,) = job.plan.classes
+    forwards = [task for task in part.tasks if isinstance(task, Task) and task.phase == "F"]
+    left = {slot for task in forwards for slot in (*task.inputs, *task.outputs)}
 
     def look(worker: Worker) -> None:
-        pairs = zip(worker.use, worker.slots, strict=True)
-        saved = [t for use, t in pairs if use == "saved" and isinstance(t, Tensor)]
+        slots = (worker.slots[slot] for slot in left if worker.use[slot] == "saved")
+        saved = [tensor for tensor in slots if isinstance(tensor, Tensor)]
         most[worker.me.rank] = max(most[worker.me.rank], unique_bytes(saved))
 
     Run(job.plan, loopback(job.plan, job.bodies, observe=look)).step(batches_of("dense")[0])

@@ -34,7 +34,8 @@ def _job(name: str = "deep", **degrees: Any) -> Job:
 
 
 def _most(job: Job) -> tuple[int, int]:
-    """The most bytes of what is saved, and of all but parameters and what is kept for these."""
+    """Bytes of what is saved when the last forward is over; and the most of all but parameters and what
+    is kept for these."""
     world = compressed(job.plan)
     saved = rest = 0
     for party in world.distinct:
@@ -43,9 +44,11 @@ def _most(job: Job) -> tuple[int, int]:
             ledger.start(index)
             held = ledger.held
             state = sum(held[what] for what in ("parameters", "gradients", "optimizer"))
-            saved = max(saved, held["saved"])
             rest = max(rest, ledger.total - state)
             ledger.end(index)
+            task = party.tasks[index]
+            if isinstance(task, Run) and task.phase == "F":
+                saved = ledger.held["saved"]
     return saved, rest
 
 

@@ -42,6 +42,7 @@ from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.bind import GetBodies
 from piper.passes.physical.buckets import Bucketed
+from piper.passes.physical.weight_halves import weights_beside
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_moments import Moments, larger, shortened
 from piper.plan.body_spec import BodySpec, ChunkBodies
@@ -121,7 +122,7 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
         logical = source.graph(cuts, like=local if rows != source.batch_size else None)
         logical = replay_history(logical, scheduled.history, training=source.training)
     _, whole = source.at(source.batch_size, cuts)
-    return fit_types(logical, whole, local), local
+    return weights_beside(fit_types(logical, whole, local)), local
 
 
 def foresee(scheduled: Scheduled, *, clip: float | None = None) -> Graph:

@@ -25,6 +25,7 @@ from piper.passes.physical.fold_state import StateChain
 from piper.passes.physical.relayouts import Relayouts
 from piper.passes.physical.route import Route, routed_form
 from piper.passes.physical.tangents import sum_tangent
+from piper.passes.physical.weight_halves import hold_weights
 from piper.plan.body_spec import ChunkBodies
 
 GetBodies = Callable[[Chunk, ExpertForm | None, int], ChunkBodies]
@@ -44,6 +45,7 @@ def bind_bodies(logical: Graph, bodies: GetBodies, lanes: int = 1, device: str =
             binder.again.before(node)
             binder.backward(node)
     binder.again.hold()
+    hold_weights(binder.draft)
     return binder.draft
 
 

@@ -212,7 +212,7 @@ def _inputs_of(bodies: ChunkBodies, phases: Sequence[str]) -> list[int]:
 def _first_phase(whole: _Whole, bound: dict[str, BoundForward]) -> Literal["", "B", "BI", "BW"]:
     """The phase of the backwards for which the pieces run again; a first stage may have no BI."""
     phases = {
-        backward.phase
+        backward.serves or backward.phase
         for name, backwards in whole.backwards.items()
         for backward in backwards
         if backward.phase in bound[name].bodies.by_phase
