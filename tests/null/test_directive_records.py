@@ -207,4 +207,4 @@ def test_the_command_line_knows_all_that_recompute_may_keep(
     with pytest.raises(SystemExit):
         main(["plan", "x.py", "--recompute", "some"])
     said = capsys.readouterr().err
-    assert len(KEEPS) == 3 and all(keep in said.partition("legal: ")[2] for keep in KEEPS)
+    assert len(KEEPS) == 4 and all(keep in said.partition("legal: ")[2] for keep in KEEPS)

@@ -22,6 +22,7 @@ from piper.check.proofs.norms import norms
 from piper.check.proofs.numbers import numbers
 from piper.check.proofs.pools import pools
 from piper.check.proofs.resident import resident
+from piper.check.proofs.runs_again import runs_again
 from piper.check.proofs.state_changes import state_changes
 from piper.check.proofs.structure import structure
 from piper.check.proofs.tensor_layouts import tensor_layouts
@@ -46,6 +47,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "pools": (pools,),
     "bodies": (bodies,),
     "layouts": (tensor_layouts,),
+    "again": (runs_again,),
     "labels": (labels,),
 }
 _MORE = 3  # further problems that an error mentions
@@ -59,8 +61,9 @@ def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     after it is freed, freed twice, reused early or leaked; every parameter is updated once, by its
     whole gradient; every buffer that changes does so once per microbatch, in their order, by what all
     data ranks have left for it; slots that share memory take turns; where tensors are cut, every
-    collective leads from one layout to the other and every body reads what it was traced for; and, with
-    `memory_limit` in bytes, no rank needs more at its peak.
+    collective leads from one layout to the other and every body reads what it was traced for; what
+    runs again is given what it was given first; and, with `memory_limit` in bytes, no rank needs more
+    at its peak.
     """
     start = time.perf_counter()
     world = compressed(plan)

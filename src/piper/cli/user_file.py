@@ -112,7 +112,7 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--recompute",
-        choices=("nothing", "expensive", "everything"),
+        choices=("nothing", "pieces", "expensive", "everything"),
         help="what to keep for backwards; all else is computed again (default: everything)",
     )
     group.add_argument(

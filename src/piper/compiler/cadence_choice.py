@@ -91,7 +91,9 @@ def remaking(graph: Graph, cadences: tuple[Cadence, ...]) -> Graph:
     for node in graph.chunks if kept else ():
         origins = [owner.origin for owner in node.owners if owner.origin in kept]
         if origins and not node.recompute:
-            changed[node.name] = replace(node, recompute=kept[origins[0]])
+            keep = kept[origins[0]]
+            cut = node.piece_of >= 0 and keep == "nothing"
+            changed[node.name] = replace(node, recompute="pieces" if cut else keep)
     return graph.replacing(changed) if changed else graph
 
 

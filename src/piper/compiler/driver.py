@@ -17,7 +17,7 @@ from piper.compiler.cadence_choice import choose_cadences, remaking
 from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
-from piper.compiler.tensor_cuts import tensor_cuts
+from piper.compiler.tensor_cuts import again_cuts, tensor_cuts
 from piper.cost.estimate import NOMINAL
 from piper.cost.machine import Machine
 from piper.directives.complete import complete
@@ -44,6 +44,7 @@ from piper.passes.foresight import foreseen_bodies
 from piper.passes.lower import Lowering, data_axes, local_rows, run_passes
 from piper.passes.physical.bind import GetBodies
 from piper.passes.physical.buckets import Bucketed
+from piper.passes.physical.weight_halves import weights_beside
 from piper.passes.piece_sizes import piece_sizes
 from piper.plan.body_moments import Moments, larger, shortened
 from piper.plan.body_spec import BodySpec, ChunkBodies
@@ -123,13 +124,15 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     rows = local_rows(logical, source.batch_size, calls)
     sizes, counts = piece_sizes(logical, dtype=source.dtype), early_counts(logical)
     tensors = tensor_cuts(logical, scheduled.history)
-    cuts = Cuts(tuple(sorted(sizes.items())), scheduled.stages, tuple(sorted(counts)), tensors)
+    around = again_cuts(logical) if tensors else ((), ())
+    pieces = tuple(sorted(sizes.items()))
+    cuts = Cuts(pieces, scheduled.stages, tuple(sorted(counts)), tensors, *around)
     local = source.local(rows, cuts)
     if cuts.finer or source is not scheduled.source or source.guessed:
         logical = source.graph(cuts, like=local if rows != source.batch_size else None)
         logical = replay_history(logical, scheduled.history, training=source.training)
     _, whole = source.at(source.batch_size, cuts)
-    return fit_types(logical, whole, local), local
+    return weights_beside(fit_types(logical, whole, local)), local
 
 
 def foresee(scheduled: Scheduled, *, clip: float | None = None) -> Graph:
@@ -211,7 +214,7 @@ def bodies_on(
             code,
             device=device,
             routing=routing,
-            recompute="" if node.recompute == "everything" else node.recompute,
+            recompute="nothing" if node.again == "pieces" else node.again,
             data_ranks=data_ranks,
         )
         for body in chunk_bodies.by_phase.values():

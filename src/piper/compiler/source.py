@@ -42,13 +42,16 @@ class Cuts:
 
     `stages` as the directive cut chose them; then, per chunk number, the most bytes of parameters that
     a piece of the chunk may read; and pairs of chunks, the first cut behind the counts of the second.
-    `tensors` says what one rank of an axis that shares tensors runs.
+    `tensors` says what one rank of an axis that shares tensors runs; there chunks are cut around
+    checkpointed `calls` and around `layers` before, which are computed again one by one.
     """
 
     pieces: tuple[tuple[int, int], ...] = ()
     stages: StageCut | None = None
     counts: tuple[tuple[int, int], ...] = ()
     tensors: tuple[TensorCut, ...] = ()
+    calls: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
 
     @property
     def finer(self) -> bool:
@@ -240,6 +243,8 @@ class Source:
                 cut_at=cut_at,
                 pieces=dict(cuts.pieces),
                 counts=cuts.counts,
+                calls=cuts.calls,
+                layers=cuts.layers,
             )
             for each in cuts.tensors:
                 traced = self._tensor_cuts.cut(traced, each)

@@ -39,7 +39,8 @@ def stage_seconds(
     seconds = NodeSeconds(graph, asked.flops, machine)
     totals: dict[tuple[int | None, str], float] = defaultdict(float)
     for node in graph.chunks:
-        totals[node.tag(tag), node.phase] += seconds(node) / logical.num_microbatches
+        phase = "BI" if node.phase == "R" else node.phase
+        totals[node.tag(tag), phase] += seconds(node) / logical.num_microbatches
 
     def per_stage(phase: str) -> tuple[float, ...]:
         return tuple(

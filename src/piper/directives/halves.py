@@ -1,8 +1,9 @@
-"""halves: a backward that an order names in two parts becomes BI and BW."""
+"""halves: a backward that an order names in two parts, or that is better run so, becomes BI and BW."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -11,16 +12,18 @@ from piper.ir.nodes import Chunk, Node
 from piper.ir.values import Value
 
 
-def split_backwards(graph: Graph, wanted: Callable[[Chunk], bool]) -> Graph:
+def split_backwards(
+    graph: Graph, wanted: Callable[[Chunk], bool], *, serves: Literal["", "B"] = ""
+) -> Graph:
     """Every full backward for which `wanted` holds as BI, with the gradients of activations, and BW,
-    with those of parameters."""
+    with those of parameters. Orders find them by their own phase, or by the one that they serve."""
     nodes: dict[str, Node] = {}
     values: dict[str, Value] = {}
     for name, node in graph.nodes.items():
         if isinstance(node, Chunk) and node.phase == "B" and wanted(node):
             kept = Value(f"$kept.{node.forward}", "saved")
             values[kept.name] = kept
-            for half in _halves(graph, node, kept.name):
+            for half in _halves(graph, msgspec.structs.replace(node, serves=serves), kept.name):
                 nodes[half.name] = half
         else:
             nodes[name] = node

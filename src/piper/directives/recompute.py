@@ -12,7 +12,7 @@ from piper.ir.graph import Graph
 from piper.ir.nodes import Chunk, Node
 from piper.ir.select import select
 
-Keep = Literal["nothing", "expensive", "everything"]
+Keep = Literal["nothing", "pieces", "expensive", "everything"]
 KEEPS = get_args(Keep)
 
 
@@ -24,9 +24,14 @@ class Recompute(Selecting, frozen=True, kw_only=True):
     nothing is, which `lower` may otherwise choose under a memory limit. The backward runs the code of
     its forward first. Random operations give the same numbers again.
 
+    Code that `shard_tensor` cuts into pieces has communication between them. With `keep="nothing"` it
+    runs again with that communication, layer by layer, and of each layer only the inputs are kept.
+    `keep="pieces"` also keeps what each piece reads, so that nothing is communicated twice but what is
+    gathered; `keep="expensive"` does so, too.
+
     Requires:
         1. The selector names no phase: a backward computes what its forward did.
-        2. `keep` is "nothing", "expensive" or "everything".
+        2. `keep` is "nothing", "pieces", "expensive" or "everything".
 
     Rewrite:
         s.recompute(where(PP=0), keep='expensive')
@@ -57,7 +62,7 @@ class Recompute(Selecting, frozen=True, kw_only=True):
                 f"keep={self.keep!r}",
                 call=site.call,
                 requirement=2,
-                legal='keep="nothing", keep="expensive" or keep="everything"',
+                legal='keep="nothing", keep="pieces", keep="expensive" or keep="everything"',
             )
         changed: dict[str, Node] = {}
         for name in select(graph, self.selector, call=site.call):

@@ -97,6 +97,8 @@ def _node(
         inputs=inputs,
         outputs=outputs,
         forward=forward,
+        checkpoint=chunk.checkpoint,
+        piece_of=chunk.piece_of,
     )
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import fx
 
+from piper.bodies.checkpoint_regions import CONTEXTS, region_of
 from piper.bodies.tensor.cut_over_ranks import Change, Partitioned, Piece, Ref, partition
 from piper.errors import AxisError, Call, TraceError
 from piper.frontend.traced import Traced, TracedChunk, TracedValue
@@ -279,6 +280,8 @@ class _Pieces:
             inputs=inputs,
             outputs=tuple(map(self._name, piece.outputs)),
             code=piece.code,
+            piece_of=self.index if self.chunk.piece_of < 0 else self.chunk.piece_of,
+            checkpoint=self.chunk.checkpoint or _checkpoint(self.chunk.code.graph),
             gradients=self.cutting._gradients(self.chunk, inputs, self._lies),
         )
 
@@ -368,6 +371,16 @@ class _Pieces:
         value = change.source.meta["val"]
         shape = local_shape(tuple(value.shape), change.want, self.size)
         return TensorType(shape, str(value.dtype).removeprefix("torch."))
+
+
+def _checkpoint(graph: fx.Graph) -> Literal["", "nothing", "expensive"]:
+    """What is kept of code that the user checkpoints: nothing, or products where a policy chooses."""
+    # Masks and tables that read nothing may be copies from elsewhere.
+    own = (n for n in graph.nodes if any(arg.op == "placeholder" for arg in n.all_input_nodes))
+    first = next(own, None)
+    if first is None or region_of(first) is None:
+        return ""
+    return "expensive" if CONTEXTS in first.meta else "nothing"
 
 
 def _node_of(ref: Ref) -> fx.Node:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor, fx
 
@@ -51,7 +52,8 @@ class TracedChunk:
     """One chunk: its tags, its place among its region's parts, its Values and its code.
 
     `whole` numbers the chunk that it is a piece of, in the program without finer cuts. Along axes that
-    share tensors `gradients` says how the gradients of its parameters lie.
+    share tensors `gradients` says how the gradients of its parameters lie; there it is a `piece_of` the
+    chunk of this number before, of which the user's code keeps what `checkpoint` says.
     """
 
     tags: Tags
@@ -62,6 +64,8 @@ class TracedChunk:
     code: ChunkCode
     whole: int
     gradients: tuple[tuple[str, Layouts], ...] = ()
+    piece_of: int = -1
+    checkpoint: Literal["", "nothing", "expensive"] = ""
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,12 @@ def cut_program(
     cut_at: StageCut | None = None,
     pieces: Mapping[int, int] | None = None,
     counts: Iterable[tuple[int, int]] = (),
+    calls: Collection[int] = (),
+    layers: Collection[int] = (),
 ) -> Traced:
-    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters, and the
-    first of each pair of `counts` cut where it has made the counts of the second.
+    """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters, the first
+    of each pair of `counts` cut where it has made the counts of the second, those of `calls` around
+    checkpointed calls and those of `layers` around layers.
 
     Stages are those that the model's code is tagged with, or begin where `cut_at` says.
     """
@@ -106,7 +113,7 @@ def cut_program(
     free = free_code(capture)
     code = [node for node in regions if node not in free]
     chunk_of = cut(code, regions, capture.facts.inputs_with_changers)
-    refined = cut_pieces(capture, chunk_of, pieces or {}, counts)
+    refined = cut_pieces(capture, chunk_of, pieces or {}, counts, calls, layers)
     refuse_mutation(list(regions), refined.chunk_of, capture)
     return _Cutter(capture, regions, free, refined.chunk_of).traced(refined.whole)
 

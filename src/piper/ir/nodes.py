@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -10,8 +10,9 @@ from piper.ir.layouts import Layouts
 from piper.ir.values import Shares
 from piper.mesh import Group, Slice
 
-Phase = Literal["F", "B", "BI", "BW"]
-PHASES: tuple[Phase, ...] = get_args(Phase)
+Phase = Literal["F", "B", "BI", "BW", "R"]  # R is a forward that runs again for a backward
+PHASES: tuple[Phase, ...] = ("F", "B", "BI", "BW")  # that selectors name
+Again = Literal["", "expensive", "pieces", "nothing"]  # what is kept where code runs again
 CommKind = str  # a row of `ir/communication.py`
 Tags = tuple[tuple[str, int], ...]
 
@@ -65,8 +66,11 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     """A piece of the traced code in one phase, for one microbatch.
 
     `chunk` numbers the piece in the trace; `part` numbers it inside its region; `body` is the key of
-    its code; `forward` names the F whose saved Values a backward reads; `recompute` says that it
-    computes them again, and what is kept nevertheless; `transfer` names the
+    its code; `forward` names the F whose saved Values a backward reads, or which runs again;
+    `recompute` says that a backward computes them again, and what is kept nevertheless, and
+    `checkpoint` that the user's code says so. A piece of code that is cut over ranks is a
+    `piece_of` the chunk of this number before. An R runs where the phase that it `serves` does.
+    `transfer` names the
     stream of what it receives from and sends to other slices, where the user chose one. It `leaves` so
     many multiprocessors of a device to the communication beside it. Along axes that share tensors its
     code was traced for inputs that lie as it `sees` them, and results as it `makes` them.
@@ -78,11 +82,21 @@ class Chunk(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="chunk"):
     body: str = ""
     forward: str = ""
     owners: tuple[Owner, ...] = ()
-    recompute: Literal["", "nothing", "expensive", "everything"] = ""
+    recompute: Literal["", "nothing", "pieces", "expensive", "everything"] = ""
+    checkpoint: Literal["", "nothing", "expensive"] = ""
+    piece_of: int = -1
+    serves: Literal["", "B", "BI", "BW"] = ""
     transfer: str = ""
     leaves: int = 0
     sees: tuple[Layouts, ...] = ()
     makes: tuple[Layouts, ...] = ()
+
+    @property
+    def again(self) -> Again:
+        """What is kept of a forward that runs again; nothing does where this is empty."""
+        if self.recompute == "pieces" or "nothing" in (self.recompute, self.checkpoint):
+            return "pieces" if self.recompute == "pieces" else "nothing"
+        return "expensive" if "expensive" in (self.recompute, self.checkpoint) else ""
 
 
 class Comm(_Node, frozen=True, omit_defaults=True, kw_only=True, tag="comm"):

@@ -33,7 +33,7 @@ class Selector(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def matches(self, node: Node) -> bool:
         if isinstance(node, Chunk):
-            if self.comm or (self.phase and node.phase != self.phase):
+            if self.comm or (self.phase and (node.serves or node.phase) != self.phase):
                 return False
         elif isinstance(node, Comm):
             if self.phase or (self.comm is None) or self.comm not in (ANY, node.comm):

@@ -2,6 +2,7 @@
 
 Nothing is traced. A backward is taken to read all parameters of its forward, and a BW none, so that
 gathers of parameters are foreseen at their most; and to read again what was gathered of cut Values.
+One that computes all again is taken to read all inputs, so that this, too, is foreseen at its most.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def _bodies(logical: Graph, node: Chunk, backwards: list[Chunk]) -> ChunkBodies:
     weights = [i for i in gradients if i in params]
     arriving = _refs("tangent", tangents)
     needed = (*arriving, *_refs("input", params))
-    again = _refs("input", [i for i, n in enumerate(node.inputs) if _is_gathered(logical, n)])
+    others = [i for i, name in enumerate(node.inputs) if i not in params]
+    again = _refs(
+        "input",
+        [i for i in others if node.again == "nothing" or _is_gathered(logical, node.inputs[i])],
+    )
     late = again if weights else ()
     early = again if not weights else ()
     kept = (Ref("kept", 0),)

@@ -42,10 +42,12 @@ def _saved(tasks: Sequence[Task]) -> set[int]:
     forward: set[int] = set()
     backward: set[int] = set()
     late: set[int] = set()  # read by weight parts
+    left: set[int] = set()  # made by other parts
     for task in tasks:
         if isinstance(task, Run):
             if task.phase == "F":
                 forward.update(task.inputs, task.outputs)
             else:
                 (late if task.phase == "BW" else backward).update(task.inputs)
-    return forward & backward | late
+                left.update(task.outputs)
+    return forward & (backward | late) | left & late

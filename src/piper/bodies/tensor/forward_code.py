@@ -51,7 +51,7 @@ def _trace(code: ChunkCode) -> fx.GraphModule:
     _check_inputs(code)
     root, graph = on_device(replace(code, graph=with_masks(code.graph)), "cpu")
     captured = list(graph.nodes)
-    for number, node in enumerate(captured):  # no marks of checkpoints: pieces are recomputed whole
+    for number, node in enumerate(captured):  # without marks of checkpoints
         node.meta["custom"] = {_CAPTURED: number}
 
     class Forward(torch.nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from piper.frontend.capture.capture import Capture, value_of
+from piper.frontend.cut.layer_starts import call_starts, layer_starts
 from piper.frontend.cut.units import Unit, Units, inseparable
 
 
@@ -26,9 +27,12 @@ def cut_pieces(
     chunk_of: dict[fx.Node, int],
     sizes: Mapping[int, int],
     counts: Iterable[tuple[int, int]] = (),
+    calls: Collection[int] = (),
+    layers: Collection[int] = (),
 ) -> Refined:
-    """Cut the chunks in `sizes` so that each piece reads at most so many bytes of parameters, and the
-    first of each pair of `counts` behind the counts that the second reads.
+    """Cut the chunks in `sizes` so that each piece reads at most so many bytes of parameters, the first
+    of each pair of `counts` behind the counts that the second reads, those of `calls` around
+    checkpointed calls, and those of `layers` around layers.
 
     A module that is larger is opened; one that cannot be opened has a piece of its own. Pieces hold
     neighbours of one parent, so that equal layers are cut equally and go on sharing their bodies.
@@ -44,6 +48,9 @@ def cut_pieces(
         starts = _starts(capture, nodes, sizes[chunk]) if chunk in sizes else {0}
         for reader in (reader for source, reader in counts if source == chunk):
             starts |= _behind_counts(capture, nodes, set(members[reader]))
+        again = call_starts(nodes) if chunk in calls else set()
+        again |= layer_starts(nodes) if chunk in layers else set()
+        starts |= again - inseparable(nodes, capture) if again else set()
         for position, node in enumerate(nodes):
             if position in starts:
                 whole.append(chunk)

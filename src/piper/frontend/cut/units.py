@@ -29,7 +29,7 @@ class Units:
     """The modules that a sequence of nodes runs through, opened one at a time."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
-        self.levels = [_levels(node) for node in nodes]
+        self.levels = [module_levels(node) for node in nodes]
 
     @property
     def whole(self) -> Unit:
@@ -68,7 +68,7 @@ class Units:
         ]
 
 
-def _levels(node: fx.Node) -> tuple[str, ...]:
+def module_levels(node: fx.Node) -> tuple[str, ...]:
     """The modules around a node, outer ones first; containers that are never called count too."""
     paths = [path for path in module_paths(node) if path]
     found: list[str] = []

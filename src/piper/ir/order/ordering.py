@@ -55,7 +55,8 @@ def resolve_orders(graph: Graph, calls: Sequence[Call], *, device: str = "cpu") 
             )
         issued = []
     resolved.edges += issued
-    return rewired(graph, edges=tuple(resolved.edges), overlaps=tuple(resolved.overlaps))
+    edges = (*graph.edges, *resolved.edges)
+    return rewired(graph, edges=edges, overlaps=tuple(resolved.overlaps))
 
 
 def _sequences(

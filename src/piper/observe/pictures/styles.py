@@ -20,6 +20,7 @@ class Style(msgspec.Struct, frozen=True):
 STYLES = {
     "F": Style("forward", "#7da7f0", 111, "F"),
     "B": Style("backward", "#f5a54a", 215, "B"),
+    "R": Style("forward that runs again", "#a9c0e8", 146, "f"),
     "BI": Style("input half of a backward", "#4fc4c0", 80, "I"),
     "BW": Style("weight half of a backward", "#86c56b", 114, "W"),
     "F&B": Style("a forward and a backward side by side", "#b491de", 141, "&"),

@@ -17,6 +17,7 @@ from piper.ir.communication import communication
 from piper.ir.graph import Graph, OrderEdge
 from piper.ir.layouts import REPLICATED
 from piper.ir.nodes import TRACED, Accumulate, Chunk, Comm, Node
+from piper.ir.order.sorting import edge_successors
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import RESULTS, SUMMED, Value
 from piper.mesh import Slice
@@ -56,7 +57,9 @@ class _Pacing:
         self.changed: dict[str, Node] = {}
         self.values: dict[str, Value] = dict(graph.values)
         self.edges: list[OrderEdge] = list(graph.edges)
-        self.ordered = {name for e in graph.edges for name in (e.before, e.after)}  # by the user
+        asked = [e for e in graph.edges if e.origin != TRACED or e.issued]
+        self.ordered = {name for e in asked for name in (e.before, e.after)}  # by the user
+        self.following = edge_successors(e for e in graph.edges if not e.issued)
         self.behind: dict[str, list[Node]] = defaultdict(
             list
         )  # node -> what is dispatched after it
@@ -177,6 +180,7 @@ class _Pacing:
         for node in reversed(receives):
             use = self._first_use(node, position)
             readers = [r for value in node.outputs for r in self.graph.readers.get(value, ())]
+            readers += self.following.get(node.name, ())
             before = min((self.chunks_before[r] for r in readers), default=0) - 1
             free = use is not None and node.name not in self.ordered
             wanted = min(use - RECEIVE_AHEAD - 1, before, latest) if free else -1  # type: ignore[operator]
@@ -189,7 +193,8 @@ class _Pacing:
 
     def _first_use(self, node: Comm, position: dict[str, int]) -> int | None:
         """The first chunk of the slice that needs what is received."""
-        uses, stack, seen = [], list(node.outputs), set(node.outputs)
+        uses = [position[name] for name in self.following.get(node.name, ()) if name in position]
+        stack, seen = list(node.outputs), set(node.outputs)
         while stack:
             for reader in self.graph.readers.get(stack.pop(), ()):
                 if reader in position:

@@ -6,8 +6,7 @@ batch leaves and saved Values of their own slice, each in the layout that they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -15,34 +14,21 @@ import msgspec
 from piper.errors import PlanError
 from piper.ir.graph import Graph
 from piper.ir.layouts import Layouts, change_between, dual, in_dims_of, local
-from piper.ir.nodes import Chunk, Node
+from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm, expert_form
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import GIVEN, Value, read_along
+from piper.passes.physical.bound import BoundForward, traced_layouts
+from piper.passes.physical.computed_again import ComputedAgain
 from piper.passes.physical.draft import Draft, at_slice
 from piper.passes.physical.fold_state import StateChain
 from piper.passes.physical.relayouts import Relayouts
 from piper.passes.physical.route import Route, routed_form
 from piper.passes.physical.tangents import sum_tangent
-from piper.plan.body_spec import ChunkBodies, Ref
+from piper.passes.physical.weight_halves import hold_weights
+from piper.plan.body_spec import ChunkBodies
 
 GetBodies = Callable[[Chunk, ExpertForm | None, int], ChunkBodies]
-
-
-@dataclass
-class _Forward:
-    """What a backward needs to know of its forward."""
-
-    inputs: list[str]
-    outputs: list[str]  # as the body wrote them
-    results: list[str]  # as other chunks see them
-    saved: list[str]
-    bodies: ChunkBodies
-    route: Route | None
-    kept: list[str]  # what BI gives to BW
-    gradients: dict[str, str]  # of what -> the Value of that contribution
-    receiver: Chunk | None = None  # the B or BI at which gradients of the outputs arrive
-    tangents: dict[int, str] = field(default_factory=dict)
 
 
 def bind_bodies(logical: Graph, bodies: GetBodies, lanes: int = 1, device: str = "cpu") -> Draft:
@@ -56,7 +42,10 @@ def bind_bodies(logical: Graph, bodies: GetBodies, lanes: int = 1, device: str =
             binder.announce(node)
     for node in logical.chunks:
         if node.phase != "F":
+            binder.again.before(node)
             binder.backward(node)
+    binder.again.hold()
+    hold_weights(binder.draft)
     return binder.draft
 
 
@@ -65,9 +54,10 @@ class _Binder:
         self.logical = draft.logical
         self.bodies = bodies
         self.draft = draft
-        self.done: dict[str, _Forward] = {}
+        self.done: dict[str, BoundForward] = {}
         self.state = StateChain(self.draft)
         self.relayouts = Relayouts(self.draft)
+        self.again = ComputedAgain(self.draft, self.relayouts, self._saving, self.done)
         self.counts_at: dict[int, int] = {}  # chunk number -> which input has its counts
         self.local = lru_cache(maxsize=None)(self._local)
 
@@ -94,8 +84,8 @@ class _Binder:
                 body=body.hash,
                 inputs=tuple(table[ref.kind][ref.index] for ref in body.inputs),
                 outputs=tuple(table[ref.kind][ref.index] for ref in body.outputs),
-                sees=self._cuts(node, body.inputs),
-                makes=self._cuts(node, body.outputs),
+                sees=traced_layouts(self.logical, node, body.inputs),
+                makes=traced_layouts(self.logical, node, body.outputs),
             )
         )
         for made, name in zip(outputs, names, strict=True):
@@ -103,7 +93,11 @@ class _Binder:
         if "S" in bodies.by_phase:
             self.state.fold(node, bodies.by_phase["S"], inputs, outputs)
         kept = [f"$kept.{index}.{node.name}" for index in range(len(bodies.kept))]
-        self.done[node.name] = _Forward(inputs, outputs, names, saved, bodies, route, kept, {})
+        self.done[node.name] = BoundForward(inputs, outputs, names, saved, bodies, route, kept)
+
+    def _saving(self, node: Chunk) -> ChunkBodies:
+        """The bodies of a chunk whose forward saves all that its backward needs."""
+        return self.bodies(msgspec.structs.replace(node, recompute="", checkpoint=""), None, 1)
 
     def announce(self, node: Chunk) -> None:
         """Note which gradients a backward, or a half of one, stands for."""
@@ -148,8 +142,8 @@ class _Binder:
                 body=body.hash,
                 inputs=tuple(table[ref.kind][ref.index] for ref in body.inputs),
                 outputs=tuple(outputs),
-                sees=self._cuts(origin, body.inputs),
-                makes=self._cuts(origin, body.outputs, forward.gradients),
+                sees=traced_layouts(self.logical, origin, body.inputs),
+                makes=traced_layouts(self.logical, origin, body.outputs, forward.gradients),
             )
         )
         for made, name in gradients:
@@ -166,25 +160,6 @@ class _Binder:
             tuple((axis, read_along(value, axis, shares[axis], counts)) for axis, _ in value.layout)
             for value in values
         ]
-
-    def _cuts(
-        self, forward: Node, refs: Sequence[Ref], gradients: Mapping[str, str] | None = None
-    ) -> tuple[Layouts, ...]:
-        """How the tensors of a body lie, along axes that share tensors, for which it was traced."""
-        found = [self._cut(forward, ref, gradients or {}) for ref in refs]
-        return tuple(found) if any(found) else ()
-
-    def _cut(self, forward: Node, ref: Ref, gradients: Mapping[str, str]) -> Layouts:
-        values = self.logical.values
-        if ref.kind == "input":
-            return values[forward.inputs[ref.index]].cut
-        if ref.kind == "output":
-            return values[forward.outputs[ref.index]].cut
-        if ref.kind == "tangent":
-            return tuple((a, dual(way)) for a, way in values[forward.outputs[ref.index]].cut)
-        if ref.kind == "grad":
-            return values[gradients[forward.inputs[ref.index]]].cut
-        return ()  # what one phase keeps for another
 
     def _counts(self, node: Chunk) -> str:
         """The counts of a sharded chunk's rows: the same input in every microbatch."""
@@ -279,7 +254,7 @@ class _Binder:
 
     # Gradients of outputs
 
-    def _received(self, forward: _Forward, index: int) -> str:
+    def _received(self, forward: BoundForward, index: int) -> str:
         """The gradient of an output, where and as the backward needs it."""
         node = forward.receiver
         assert node is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from piper.errors import PlanError
-from piper.ir.graph import Graph
+from piper.ir.graph import Graph, OrderEdge
 from piper.ir.nodes import Node
 from piper.ir.values import Value
 from piper.mesh import Slice
@@ -13,7 +13,8 @@ from piper.mesh import Slice
 
 class Draft:
     """Nodes and Values of a physical graph, by name; `graph()` closes it. There are `lanes` streams for
-    communication of a kind, where no directive names one. It is for a kind of `device`."""
+    communication of a kind, where no directive names one. It is for a kind of `device`. `edges` are
+    what no directive asks for."""
 
     def __init__(self, logical: Graph, lanes: int, device: str) -> None:
         self.logical = logical
@@ -21,6 +22,7 @@ class Draft:
         self.device = device
         self.nodes: dict[str, Node] = {}
         self.values: dict[str, Value] = {}
+        self.edges: list[OrderEdge] = []
 
     def node(self, node: Node) -> None:
         if node.name in self.nodes:
@@ -37,7 +39,11 @@ class Draft:
 
     def graph(self) -> Graph:
         return msgspec.structs.replace(
-            self.logical, level="physical", nodes=self.nodes, values=self.values
+            self.logical,
+            level="physical",
+            nodes=self.nodes,
+            values=self.values,
+            edges=tuple(self.edges),
         )
 
 

@@ -28,7 +28,8 @@ class Relayouts:
         self.places: dict[str, dict[Slice, Chunk]] = defaultdict(
             dict
         )  # where it is changed, for whom
-        self.gathered: dict[str, Value] = {}  # what was gathered -> the parts
+        # What was, or can be, gathered, as it is then and in parts.
+        self.gathered: dict[str, tuple[Value, Value]] = {}
         self.readings: dict[str, list[str]] = defaultdict(list)  # Value -> it in other layouts
         for name, value in self.logical.values.items():
             if value.source:
@@ -49,10 +50,10 @@ class Relayouts:
         """What a backward reads where its forward read `name`, which was `given`: what was gathered is
         gathered again, so that it need not be kept."""
         value = self.logical.values[name]
-        made = self.gathered.get(given)
-        if made is None or not value.source:
+        if given not in self.gathered or not value.source:
             return given
-        result = msgspec.structs.replace(self.draft.values[given], name=f"{given}>{node.name}")
+        whole, made = self.gathered[given]
+        result = msgspec.structs.replace(whole, name=f"{given}>{node.name}")
         if result.name not in self.draft.values:
             way = made_for(made, result)
             _, axes = change_between(way, result.layout, self.logical.mesh)
@@ -78,7 +79,27 @@ class Relayouts:
         )
         self._communicate(f"{change}>{result.name}", node, made, result, axes)
         if change == "all_gather":
-            self.gathered[result.name] = made
+            self.gathered[result.name] = result, made
+        return result.name
+
+    def read_again(self, node: Chunk, value: Value, source: str) -> str:
+        """What a chunk that runs again reads where it asks for `value`, whose `source` was made again.
+        Nothing is gathered before somebody asks for it by `again`."""
+        made = self.draft.values[source]
+        change, axes = change_between(made_for(made, value), value.layout, self.logical.mesh)
+        if not change:
+            return source
+        result = msgspec.structs.replace(
+            value,
+            name=made_again(value.name),
+            type=local(value.type, value.layout, self.logical.mesh),
+            slice=node.slice,
+            source="",
+        )
+        if change == "all_gather":
+            self.gathered[result.name] = result, made
+        elif result.name not in self.draft.values:
+            self._communicate(f"{change}>{result.name}", node, made, result, axes)
         return result.name
 
     def tangents(self, node: Chunk, output: str) -> list[str]:
@@ -138,6 +159,11 @@ class Relayouts:
         assert comm is not None
         self.draft.value(result)
         self.draft.node(comm)
+
+
+def made_again(name: str) -> str:
+    """The name of a Value that code has made a second time."""
+    return f"{name}~again"
 
 
 def _is_partial(made: Value) -> bool:
