@@ -37,20 +37,22 @@ def section(results: list[Result[TensorCell]], seconds: float) -> str:
     """The part of the page."""
     failed = [result for result in results if result.failure]
     axes = " x ".join(f"{len(values)} ({axis})" for axis, values in AXES.items())
-    told = f"""
-        Of {len(ALL)} combinations of {axes} these have every pair of values. As above, each trains in float64
-        ({OWN_STEPS} AdamW steps, {STEPS} of Hugging Face's models) on {PIECES} global microbatches, plain and
-        under the adversary, within the same bounds. There are two pipeline ranks where there is a schedule,
-        and with ZeRO two data ranks, over which experts are sharded; they are cut over `tp` as well. Hugging
-        Face's own casts to float32 (norms, rotary tables, routers of {", ".join(HF)}) are lifted to float64,
-        since what passes through them can be compared no more finely than float32 is;
-        tests/loopback/test_tensor_hf.py also runs these models as they are written, within the bounds of
-        float32. What does not divide by the number of ranks stays whole: the tiny models have two heads."""
+    told = (
+        f"Of {len(ALL)} combinations of {axes} these have every pair of values. As above, each trains "
+        f"in float64 ({OWN_STEPS} AdamW steps, {STEPS} of Hugging Face's models) on {PIECES} global "
+        "microbatches, plain and under the adversary, within the same bounds. There are two pipeline "
+        "ranks where there is a schedule, and with ZeRO two data ranks, over which experts are sharded; "
+        "they are cut over `tp` as well. Hugging Face's own casts to float32 (norms, rotary tables, "
+        f"routers of {', '.join(HF)}) are lifted to float64, since what passes through them can be "
+        "compared no more finely than float32 is; tests/loopback/test_tensor_hf.py also runs these "
+        "models as they are written, within the bounds of float32. What does not divide by the "
+        "number of ranks stays whole: the tiny models have two heads."
+    )
     lines = [
         TENSORS, "",
         *textwrap.wrap("Written by `make matrix` (tests/run_tensor_matrix.py; the cases: "
         "tests/tensor_matrix.py, the models: tests/tensor_zoo.py and tests/zoo_hf.py).", 105), "",
-        *textwrap.wrap(" ".join(told.split()), 105), "",
+        *textwrap.wrap(told, 105), "",
         f"- torch {torch.__version__}; {seconds / 60:.0f} minutes on {WORKERS} processes",
         f"- **{len(results)} cases, {len(failed)} failed**", "",
     ]  # fmt: skip
