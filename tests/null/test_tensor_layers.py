@@ -76,3 +76,10 @@ def test_experts_beside_shared_ones_are_summed_with_them() -> None:
     expert."""
     found = _of_one_layer(lambda num: deepseek_v3(num, dense=1), layers=2, tp=2)
     assert found == {("F", "all_reduce"): 2, ("B", "all_reduce"): 3 + 2 + 1}
+
+
+def test_fewer_heads_of_keys_than_ranks_stay_whole_and_are_said() -> None:
+    tiny = llama()
+    program = piper.trace(tiny.make_model, tiny.batch(), tiny.step).apply(parallel(tp=2))
+    said = "whole: model.layers.0.self_attn.k_proj.weight, model.layers.0.self_attn.v_proj.weight"
+    assert said in program.lower().summary()
