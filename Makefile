@@ -16,6 +16,7 @@ test: .venv/ready
 
 matrix: .venv/ready
 	$(BIN)/python -m tests.run_matrix
+	$(BIN)/python -m tests.run_tensor_matrix
 
 # Models as people have them, into docs/models.md: two hours.
 models: .venv/ready

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from piper.api.job import Job
@@ -15,6 +15,8 @@ from piper.strategies import parallel
 from piper.training.verify import Errors, compare
 
 from .zoo import ADAMW, PIECES, batches_of, program_of, reference_of
+
+C = TypeVar("C")
 
 # The axes. Every model has four stages: schedules of two take two regions for each.
 ZERO = (0, 1, 2, 3)
@@ -122,17 +124,18 @@ LONG = [
 ]
 
 
-def pairs(cell: Cell) -> set[tuple[str, Any, str, Any]]:
+def pairs(cell: Any, axes: Iterable[str] = tuple(AXES)) -> set[tuple[str, Any, str, Any]]:
     """Every pair of the values of two axes that a case has."""
-    return {(a, getattr(cell, a), b, getattr(cell, b)) for a, b in combinations(AXES, 2)}
+    return {(a, getattr(cell, a), b, getattr(cell, b)) for a, b in combinations(axes, 2)}
 
 
-def covering(cells: list[Cell]) -> list[Cell]:
+def covering(cells: list[C], axes: Iterable[str] = tuple(AXES)) -> list[C]:
     """Few cases that together have every pair: always take the one with most new pairs."""
-    left = set().union(*map(pairs, cells))
+    own = [(cell, pairs(cell, axes)) for cell in cells]
+    left = set().union(*(found for _, found in own))
     chosen = []
     while left:
-        best = max(cells, key=lambda cell: len(pairs(cell) & left))
+        best, found = max(own, key=lambda each: len(each[1] & left))
         chosen.append(best)
-        left -= pairs(best)
+        left -= found
     return chosen

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from piper.api.job import Job
 from piper.training.verify import Errors
 from tests.matrix import ALL, AXES, CELLS, LONG, Cell
 from tests.zoo import PIECES, STEPS
@@ -22,20 +24,30 @@ from tests.zoo import PIECES, STEPS
 PAGE = Path(__file__).parents[1] / "docs" / "parity_matrix.md"
 WORKERS = os.cpu_count() or 2
 COLUMNS = ("loss", "gradient", "parameter")
+TENSORS = "## Tensor, sequence and context parallelism"  # the part of tests/run_tensor_matrix.py
+C = TypeVar("C", bound="Case")
+
+
+class Case(Protocol):
+    """A case of a matrix."""
+
+    def job(self) -> Job: ...
+
+    def errors(self, job: Job, *, adversary: bool) -> Errors: ...
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Generic[C]):
     """What the two runs of a case gave; `failure` is empty if both trained like one device."""
 
-    cell: Cell
+    cell: C
     loss: float = 0.0
     gradient: float = 0.0
     parameter: float = 0.0
     failure: str = ""
 
 
-def run_cell(cell: Cell) -> Result:
+def run_cell(cell: C) -> Result[C]:
     try:
         job = cell.job()
         both = [cell.errors(job, adversary=adversary) for adversary in (False, True)]
@@ -52,7 +64,7 @@ def _describe(errors: Errors) -> str:
     return ", ".join(numbers) + replicas
 
 
-def run_program(cells: list[Cell]) -> list[Result]:
+def run_program(cells: list[Cell]) -> list[Result[Cell]]:
     """All cases of one model in one process: its captures, bodies and reference are made once."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
@@ -65,31 +77,31 @@ def run_program(cells: list[Cell]) -> list[Result]:
         model, experts, zero, pp = key
         print(
             f"{model:9} ZeRO-{zero} pp{pp} experts {experts:7} {len(results):3} cases  "
-            f"{_worst(results)}  {sum(bool(r.failure) for r in results)} failed  "
+            f"{worst(results)}  {sum(bool(r.failure) for r in results)} failed  "
             f"{time.perf_counter() - begin:.0f} s",
             flush=True,
         )
     return found
 
 
-def _worst(results: Iterable[Result]) -> str:
+def worst(results: Iterable[Result[Any]]) -> str:
     results = list(results)
     return " ".join(f"{max(getattr(r, c) for r in results):.1e}" for c in COLUMNS)
 
 
-def _section(title: str, results: list[Result], value: Callable[[Cell], str]) -> list[str]:
-    """A table with one row per value of an axis."""
-    rows: dict[str, list[Result]] = defaultdict(list)
+def table(title: str, results: list[Result[C]], value: Callable[[C], str]) -> list[str]:
+    """With one row per value of an axis."""
+    rows: dict[str, list[Result[C]]] = defaultdict(list)
     for result in results:
         rows[value(result.cell)].append(result)
     lines = [f"| {title} | cases | failed | loss | gradient | parameter |", "|---" * 6 + "|"]
     for name, found in rows.items():
         failed = sum(bool(r.failure) for r in found)
-        lines.append(f"| {name} | {len(found)} | {failed} | {_worst(found).replace(' ', ' | ')} |")
+        lines.append(f"| {name} | {len(found)} | {failed} | {worst(found).replace(' ', ' | ')} |")
     return [*lines, ""]
 
 
-def page(results: list[Result], seconds: float) -> str:
+def page(results: list[Result[Cell]], seconds: float) -> str:
     """The page with all tables."""
     failed = [result for result in results if result.failure]
     reasons = Counter(cell.excluded for cell in ALL if cell.excluded)
@@ -120,7 +132,7 @@ def page(results: list[Result], seconds: float) -> str:
         ("ranks", _ranks),
     ]
     for title, value in sections:
-        lines += _section(title, results, value)
+        lines += table(title, results, value)
     if failed:
         lines += ["## Failures", "", *(f"- `{r.cell.name}`: {r.failure}" for r in failed), ""]
     return "\n".join(lines)
@@ -147,7 +159,8 @@ def main() -> int:
     text = page(results, time.perf_counter() - begin)
     print(text)
     if len(wanted) == len(CELLS) + len(LONG):
-        PAGE.write_text(text)
+        _, heading, tensors = PAGE.read_text().partition(TENSORS)
+        PAGE.write_text(f"{text}\n{heading}{tensors}" if heading else text)
     return any(result.failure for result in results)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import piper
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.training.verify import Trained, train_one_device
-from tests.zoo import ADAMW, MoE
+from tests.zoo import ADAMW, EXPERTS, MoE
 
 VOCABULARY, WIDTH, LENGTH, BATCH, HEADS = 16, 8, 8, 16, 4
 STEPS = 3
@@ -58,6 +58,34 @@ class Attention(nn.Module):
         return F.dropout(self.o(y.transpose(1, 2).flatten(2)), self.dropout, self.training)
 
 
+class Mixture(nn.Module):
+    """Two of four experts for each row, by a router that learns; gates and values in one matrix, and
+    biases. The code inside takes rows apart and puts them together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.up = nn.Parameter(torch.randn(EXPERTS, 4 * WIDTH, WIDTH) * 0.3)
+        self.up_bias = nn.Parameter(torch.randn(EXPERTS, 4 * WIDTH) * 0.1)
+        self.down = nn.Parameter(torch.randn(EXPERTS, 2 * WIDTH, WIDTH) * 0.3)
+        self.down_bias = nn.Parameter(torch.randn(EXPERTS, WIDTH) * 0.1)
+
+    def experts(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones_like(rows[:, :1])
+        both = piper.grouped_mm(rows, self.up.transpose(1, 2), counts)
+        both = both + piper.grouped_mm(ones, self.up_bias.unsqueeze(1), counts)
+        gate, up = both.chunk(2, -1)
+        hidden = (F.silu(gate) * up).unflatten(1, (4, -1)).tanh().flatten(1)
+        bias = piper.grouped_mm(ones, self.down_bias.unsqueeze(1), counts)
+        return piper.grouped_mm(hidden, self.down, counts) + bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.flatten(0, 1)
+        weights, chosen = self.router(rows).softmax(-1).topk(2)
+        made = piper.mixture(self.experts, rows, chosen, weights, num_experts=EXPERTS)
+        return made.view(x.shape)
+
+
 class Block(nn.Module):
     def __init__(
         self,
@@ -65,6 +93,7 @@ class Block(nn.Module):
         fused: tuple[int, ...],
         dropout: float,
         experts: bool,
+        mixture: bool,
         norm: type[nn.Module],
         columns: bool,
     ) -> None:
@@ -78,12 +107,15 @@ class Block(nn.Module):
             self.up, self.gate = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
         self.down = nn.Linear(2 * WIDTH, WIDTH)
         self.moe = MoE() if experts else None
+        self.mixture = Mixture() if mixture else None
 
     def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
         y = self.norm2(x)
         if self.moe is not None:
             x = x + self.moe(y, route)
+        if self.mixture is not None:
+            x = x + self.mixture(y)
         gate, up = self.both(y).chunk(2, -1) if self.gate_up else (self.gate(y), self.up(y))
         return x + self.down(F.silu(gate) * up)
 
@@ -96,17 +128,24 @@ class Model(nn.Module):
         fused: tuple[int, ...] = (),
         dropout: float = 0.0,
         experts: bool = False,
+        mixture: bool = False,
         norm: type[nn.Module] = nn.LayerNorm,
         columns: bool = False,
         num_stages: int = 2,
     ) -> None:
         super().__init__()
+        block = partial(
+            Block,
+            fused=fused,
+            dropout=dropout,
+            experts=experts,
+            mixture=mixture,
+            norm=norm,
+            columns=columns,
+        )
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(
-            Block(fused=fused, dropout=dropout, experts=experts, norm=norm, columns=columns)
-            for _ in range(num_stages)
-        )
+        self.blocks = nn.ModuleList(block() for _ in range(num_stages))
         self.norm = norm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         if tied:
@@ -159,8 +198,14 @@ CASES = {
         Case("rms", lambda: Model(norm=nn.RMSNorm)),
         Case("dropout", lambda: Model(dropout=0.3)),
         Case("experts", lambda: Model(experts=True)),
+        Case("mixture", lambda: Model(mixture=True)),
+        Case("deep_mixture", lambda: Model(mixture=True, num_stages=4)),
         Case("counted", Model, mean=False),
         Case("deep", lambda: Model(tied=True, num_stages=4)),
+        Case("deep_dense", lambda: Model(num_stages=4)),
+        Case("deep_fused", lambda: Model(fused=(WIDTH, WIDTH, WIDTH), num_stages=4)),
+        Case("deep_dropout", lambda: Model(dropout=0.3, num_stages=4)),
+        Case("deep_counted", lambda: Model(num_stages=4), mean=False),
     )
 }
 

@@ -60,14 +60,14 @@ def _causal(model: str, config: str, **sizes: Any) -> Tiny:
     return Tiny(make_model, tokens_and_labels)
 
 
-def gpt2() -> Tiny:
+def gpt2(layers: int = LAYERS) -> Tiny:
     return _causal(
         "GPT2LMHeadModel",
         "GPT2Config",
         vocab_size=VOCABULARY,
         n_positions=32,
         n_embd=WIDTH,
-        n_layer=LAYERS,
+        n_layer=layers,
         n_head=HEADS,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
@@ -78,16 +78,18 @@ def gpt2() -> Tiny:
     )
 
 
-def llama() -> Tiny:
-    return _causal("LlamaForCausalLM", "LlamaConfig", **_sizes(num_key_value_heads=1))
+def llama(layers: int = LAYERS, keys: int = 1) -> Tiny:
+    sizes = _sizes(num_key_value_heads=keys, num_hidden_layers=layers)
+    return _causal("LlamaForCausalLM", "LlamaConfig", **sizes)
 
 
 def qwen2() -> Tiny:
     return _causal("Qwen2ForCausalLM", "Qwen2Config", **_sizes(num_key_value_heads=1))
 
 
-def qwen3() -> Tiny:
-    return _causal("Qwen3ForCausalLM", "Qwen3Config", **_sizes(num_key_value_heads=1, head_dim=8))
+def qwen3(layers: int = LAYERS, keys: int = 1) -> Tiny:
+    sizes = _sizes(num_key_value_heads=keys, head_dim=8, num_hidden_layers=layers)
+    return _causal("Qwen3ForCausalLM", "Qwen3Config", **sizes)
 
 
 def gemma() -> Tiny:
@@ -284,7 +286,8 @@ def qwen3_moe() -> Tiny:
     )
 
 
-def deepseek_v3() -> Tiny:
+def deepseek_v3(layers: int = LAYERS, dense: int = 1) -> Tiny:
+    """With so many layers, of which the first ones are `dense`."""
     return _causal(
         "DeepseekV3ForCausalLM",
         "DeepseekV3Config",
@@ -296,7 +299,8 @@ def deepseek_v3() -> Tiny:
             num_experts_per_tok=2,
             n_group=2,
             topk_group=1,
-            first_k_dense_replace=1,
+            num_hidden_layers=layers,
+            first_k_dense_replace=dense,
             q_lora_rank=8,
             kv_lora_rank=8,
             qk_rope_head_dim=4,

@@ -22,17 +22,29 @@ WAYS: list[dict[str, Any]] = [
     {"cp": 2, "tp": 2, "microbatches": 2},
 ]
 
+OF_EXPERTS: list[dict[str, Any]] = [
+    {"tp": 2, "dp": 2, "ep": 2},
+    {"tp": 2, "sp": True, "dp": 2, "ep": 2, "zero": 3},
+    {"tp": 4, "microbatches": 2},
+]
+
 
 def _job(name: str, degrees: dict[str, Any], **more: Any) -> Job:
     return program_of(name).apply(parallel(**degrees)).lower(optimizer=ADAMW, **more)
 
 
-@pytest.mark.parametrize("degrees", WAYS, ids=str)
-def test_evaluation_and_averages_are_those_of_one_device(degrees: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "degrees"),
+    [*(("dropout", way) for way in WAYS), *(("mixture", way) for way in OF_EXPERTS[:2])],
+    ids=str,
+)
+def test_evaluation_and_averages_are_those_of_one_device(
+    name: str, degrees: dict[str, Any]
+) -> None:
     found = []
-    first, second, _ = batches_of("dropout")
+    first, second, _ = batches_of(name)
     for way in (degrees, {"microbatches": 2}):
-        with _job("dropout", way, ema=0.9).launch("loopback") as run:
+        with _job(name, way, ema=0.9).launch("loopback") as run:
             run.step(first)
             losses = [run.evaluate(second, ema=ema).loss for ema in (False, True)]
             found.append((losses, run.ema()))
@@ -42,14 +54,17 @@ def test_evaluation_and_averages_are_those_of_one_device(degrees: dict[str, Any]
         torch.testing.assert_close(averages[name], average, rtol=1e-9, atol=1e-12)
 
 
-def test_training_goes_on_under_other_cuts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "ways"), [("tied", WAYS), ("mixture", OF_EXPERTS)])
+def test_training_goes_on_under_other_cuts(
+    name: str, ways: list[dict[str, Any]], tmp_path: Path
+) -> None:
     """Saved under one strategy and resumed under the next, as if it had never stopped."""
-    batches = [CASES["tied"].batch(seed) for seed in range(6)]
-    with _job("tied", {"microbatches": 2}).launch("loopback") as run:
+    batches = [CASES[name].batch(seed) for seed in range(6)]
+    with _job(name, {"microbatches": 2}).launch("loopback") as run:
         wanted = [run.step(batch).loss for batch in batches]
     found = []
-    for number, degrees in enumerate(WAYS):
-        job = _job("tied", degrees)
+    for number, degrees in enumerate(ways):
+        job = _job(name, degrees)
         resumed = number and job.resume(tmp_path / "saved", "loopback")
         with resumed or job.launch("loopback") as run:
             found += [run.step(batch).loss for batch in batches[2 * number : 2 * number + 2]]
@@ -70,15 +85,17 @@ def test_weights_go_out_and_come_in_whole(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
-@pytest.mark.parametrize("degrees", WAYS, ids=str)
-def test_bfloat16_learns_as_one_device_does(degrees: dict[str, Any]) -> None:
-    case = CASES["dense"]
+@pytest.mark.parametrize(
+    ("name", "degrees"), [*(("dense", way) for way in WAYS), ("experts", OF_EXPERTS[0])], ids=str
+)
+def test_bfloat16_learns_as_one_device_does(name: str, degrees: dict[str, Any]) -> None:
+    case = CASES[name]
     program = piper.trace(case.make_model, case.batch(0), case.step)
     curves = []
     for way in (degrees, {"microbatches": 2}):
         job = program.apply(parallel(**way)).lower(optimizer=ADAMW, precision="bf16")
         with job.launch("loopback") as run:
-            curves.append([run.step(batch).loss for batch in batches_of("dense")])
+            curves.append([run.step(batch).loss for batch in batches_of(name)])
     assert curves[0] == pytest.approx(curves[1], abs=2e-3)
     assert curves[1][-1] < curves[1][0]
 

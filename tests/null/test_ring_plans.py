@@ -8,8 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from piper.api.job import Job
+from piper.bodies.tensor.part_ops import own_positions
+from piper.bodies.tensor.parts import dealt_blocks
 from piper.check import check_plan
 from piper.check.prove import problems
 from piper.cost.machine import Link
@@ -19,7 +22,7 @@ from piper.plan.tasks import Comm, Run
 from piper.plan.types import Plan
 from piper.sim.simulate import simulate
 from piper.strategies import parallel
-from tests.tensor_zoo import program_of
+from tests.tensor_zoo import BATCH, LENGTH, WIDTH, program_of
 from tests.zoo import ADAMW
 
 pytestmark = pytest.mark.xdist_group("tensor")
@@ -39,6 +42,45 @@ def _job(**degrees: Any) -> Job:
 def _shifts(plan: Plan) -> list[Comm]:
     (part,) = plan.classes
     return [t for t in part.tasks if isinstance(t, Comm) and t.comm == "shift"]
+
+
+@pytest.mark.parametrize("cp", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_each_rank_sees_its_share_of_the_causal_work(cp: int) -> None:
+    """With an early and a late part of sequences each, all ranks have equal numbers of pairs of a query
+    and a key that it may see: in all turns together, and at every turn behind the first."""
+    length = 4 * cp
+    own = [_positions(length, cp, rank) for rank in range(cp)]
+    pairs = [
+        [sum(q >= k for q in own[rank] for k in own[(rank - turn) % cp]) for turn in range(cp)]
+        for rank in range(cp)
+    ]
+    causal = length * (length + 1) // 2
+    assert sum(map(sum, pairs)) == causal
+    assert {sum(of_rank) for of_rank in pairs} == {causal // cp}
+    part = length // cp
+    assert all(seen == part * part // 2 for of_rank in pairs for seen in of_rank[1:])
+
+
+def _positions(length: int, cp: int, rank: int) -> list[int]:
+    """Where in a sequence what a rank has of it lies: as leaves are dealt."""
+    sizes = dealt_blocks(Split(1, 2, mirrored=True), length)
+    return own_positions(sizes, cp, torch.tensor([rank])).tolist()
+
+
+def test_a_turn_computes_only_what_is_seen() -> None:
+    """Two products for each pair of a query and a key that it may see: a half of all in the turn. The
+    first turn has the projections before it in its piece, the last one those behind it."""
+    cp = 4
+    plan = _job(cp=cp).plan
+    (part,) = plan.classes
+    pairs = (LENGTH // cp) ** 2 // 2
+    seen = []
+    for task in part.tasks:
+        if isinstance(task, Run) and task.phase == "F":
+            turns = [w.turn for cut in task.sees for _, w in cut if isinstance(w, Split) and w.turn]
+            if turns and turns[0] < cp - 1:
+                seen.append(plan.body_flops[task.body])
+    assert seen == [2 * 2 * BATCH * WIDTH * pairs] * LAYERS * (cp - 2)
 
 
 @pytest.mark.parametrize("cp", [2, 4])

@@ -10,6 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 import piper
 from piper import where
@@ -111,6 +114,31 @@ def test_layers_are_written_as_one_pattern_where_they_are_alike() -> None:
     assert as_patterns({"blocks.0.up": 0, "a.1.b": 1, "head.0": 0}, names) == {
         "blocks.0.up": 0, "a.*.b": 1, "head.0": 0,
     }  # fmt: skip
+
+
+class _Odd(nn.Module):
+    """A vocabulary that does not divide, as 50257 does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(17, 8), nn.Linear(8, 17, bias=False)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        return self.head(x + self.down(self.up(x).relu()))
+
+
+def test_what_does_not_divide_stays_whole_and_is_said() -> None:
+    tokens = torch.arange(16).view(4, 4)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+    job = piper.trace(_Odd, tokens, step).apply(parallel(tp=2)).lower(optimizer=ADAMW)
+    said = "2 of 4 matrices are cut along tp; 2 whole: embed.weight, head.weight"
+    assert said in job.summary()
+    assert not job.plan.gathered  # nor is anything put together for them
 
 
 def test_a_rank_holds_its_part() -> None:

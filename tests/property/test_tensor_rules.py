@@ -108,6 +108,18 @@ def _attends(x: Tensor) -> Any:
     return attend(q, k, q), attend(q, k, q, is_causal=True), attend(q, k, q, mask), attend(x, x, x)
 
 
+def _experts(x: Tensor) -> Any:
+    rows, weight, counts = x.flatten(0, 1), x.mT, torch.tensor([5, 0, 20, 7])
+    order = (rows[:, 0] * 100).long().argsort()
+    return (
+        torch.ops.piper.grouped_mm(rows, weight, counts),
+        torch.ops.piper.put_rows(rows, order),
+        torch.ops.piper.take_rows(rows[:8], rows[:16, 0].argsort(), 2),
+        *torch.ops.piper.sort_experts((rows[:, 0] * 100).long().abs() % 4, 4),
+        rows[:, ::2], rows[:, 1::3],
+    )  # fmt: skip
+
+
 def _losses(x: Tensor) -> Any:
     target = (x[:, :, 0] * 100).long().abs() % 12
     target = torch.where(target == 3, -100, target)
@@ -116,7 +128,8 @@ def _losses(x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize(
-    "code", [_moves, _takes, _reduces, _elements, _indexes, _products, _sums, _attends, _losses]
+    "code",
+    [_moves, _takes, _reduces, _elements, _indexes, _products, _sums, _attends, _experts, _losses],
 )
 def test_operators(code: Callable[[Tensor], Any]) -> None:
     x = torch.randn(X, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -77,7 +77,19 @@ def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorC
     }
     sequence, batch = (tuple(sorted(each.items())) for each in (marks, leaves))
     cut = tuple(sorted(params.items()))
-    return TensorCut(axis, size, cut, sequence, batch, attention, records[0].call)
+    experts = tuple(sorted(_sharded(logical).items()))
+    call = records[0].call
+    return TensorCut(axis, size, cut, sequence, batch, attention, experts, call)
+
+
+def _sharded(logical: Graph) -> dict[int, int]:
+    """The chunks whose experts are sharded, each with the number of ranks."""
+    over: dict[int, int] = {}
+    for node in logical.chunks:
+        axes = tuple(owner.axis for owner in node.owners if owner.shares == "experts")
+        if (num := logical.mesh.size_of(axes)) > 1:
+            over[node.chunk] = num
+    return over
 
 
 def _attention(axis: str, records: list[Record]) -> AttentionForm:

@@ -56,6 +56,8 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
            microbatches.
         6. `attention` is "gather", "heads" or "ring", the last two only with `batch`, and the same
            for all chunks.
+        7. Experts that are sharded along another axis compute without communication along this one:
+           what is cut in them is summed or gathered behind them.
 
     Rewrite:
         s.shard_tensor(where(), over='tp', params={'a.weight': 0, 'b.weight': 1})

@@ -14,9 +14,14 @@ from typing import Any, Literal
 
 from torch import fx
 
+from piper.bodies.captured_nodes import source_of
 from piper.bodies.checkpoint_regions import CONTEXTS, region_of
+from piper.bodies.tensor.changes import Ends
 from piper.bodies.tensor.cut_over_ranks import Change, Partitioned, Piece, Ref, partition
-from piper.errors import AxisError, Call, TraceError
+from piper.bodies.tensor.rows_by_data import at_any_rows
+from piper.bodies.tensor.rules.rule_table import operator_name
+from piper.errors import AxisError, Call, TensorError, TraceError
+from piper.frontend.ends_of_chunks import EndsOfChunks
 from piper.frontend.traced import Traced, TracedChunk, TracedValue
 from piper.ir.attention_forms import GATHER, AttentionForm
 from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Layouts, Split, local_shape
@@ -32,7 +37,7 @@ Dims = tuple[tuple[str, int], ...]  # leaves of the batch, each with a dim
 class TensorCut:
     """What the ranks of an axis share: `params` lie so, `sequence` names dims along which activations
     between matrices may be split, `batch` leaves of which each rank takes its part, and `attention`
-    what moves where sequences are split."""
+    what moves where sequences are split. Chunks of `experts` are sharded over so many ranks."""
 
     axis: str
     size: int
@@ -40,6 +45,7 @@ class TensorCut:
     sequence: Dims = ()
     batch: Dims = ()
     attention: AttentionForm = GATHER
+    experts: tuple[tuple[int, int], ...] = ()
     call: Call | None = field(
         default=None, compare=False
     )  # of the first directive that asks for it
@@ -51,9 +57,12 @@ def refusing(chunk: TracedChunk, call: Call | None) -> Iterator[None]:
     try:
         yield
     except TraceError as error:
-        region = label("F", chunk.tags, part=chunk.part, parts=chunk.parts)
-        details = [*error.details, f"in {region}"]
+        details = [*error.details, f"in {_region(chunk)}"]
         raise TraceError(error.message, call=call, details=details, legal=error.legal) from error
+
+
+def _region(chunk: TracedChunk) -> str:
+    return label("F", chunk.tags, part=chunk.part, parts=chunk.parts)
 
 
 @dataclass
@@ -75,20 +84,36 @@ class TensorCuts:
         batch: Mapping[int, Split],
         joined: tuple[int, ...],
         attention: AttentionForm,
+        ends: Ends,
+        expert_ranks: int,
     ) -> Partitioned:
         """The chunk's pieces; inputs are known by their numbers."""
         given = [tuple(sorted(each.items())) for each in (layouts, marks, batch)]
-        key = (chunk.code.key, chunk.code.targets, size, *given, joined, attention)
+        key = (
+            chunk.code.key,
+            chunk.code.targets,
+            size,
+            *given,
+            joined,
+            attention,
+            ends,
+            expert_ranks,
+        )
         if key not in self.known:
-            self.known[key] = partition(
+            self.known[key] = at_any_rows(
                 chunk.code,
-                [str(number) for number in range(len(chunk.inputs))],
-                {str(number): layout for number, layout in layouts.items()},
-                size,
-                marks={str(number): mark for number, mark in marks.items()},
-                batch={str(number): part for number, part in batch.items()},
-                joined=joined,
-                attention=attention,
+                expert_ranks,
+                lambda code: partition(
+                    code,
+                    [str(number) for number in range(len(chunk.inputs))],
+                    {str(number): layout for number, layout in layouts.items()},
+                    size,
+                    marks={str(number): mark for number, mark in marks.items()},
+                    batch={str(number): part for number, part in batch.items()},
+                    joined=joined,
+                    attention=attention,
+                    ends=ends,
+                ),
             )
         return self.known[key]
 
@@ -106,6 +131,7 @@ class _Cutting:
         self.values: dict[str, TracedValue] = {}
         self.chunks: list[TracedChunk] = []
         self.gathered: dict[str, None] = dict.fromkeys(traced.gathered)
+        self.ends = EndsOfChunks(traced)
 
     def run(self) -> Traced:
         for index, chunk in enumerate(self.traced.chunks):
@@ -156,13 +182,15 @@ class _Cutting:
         batch = {i: self.batch[n] for i, n in enumerate(chunk.inputs) if n in self.batch}
         cut = {i: layout for i, layout in layouts.items() if layout != REPLICATED}
         marked = {i: mark for i, mark in marks.items() if isinstance(mark, Split)}
-        if not (cut or marked or batch):
+        ends = self.ends.of(chunk, self.layouts)
+        if not (cut or marked or batch or ends.shared):
             self._as_it_is(chunk)
             return
         values = (self.traced.values[name] for name in chunk.outputs)
         joined = tuple(
             i for i, value in enumerate(values) if value.role in (*RESULTS, "prediction")
         )
+        expert_ranks = dict(self.how.experts).get(chunk.whole, 1)
         with refusing(chunk, self.how.call):
             parts = self.cuts.partition(
                 chunk,
@@ -172,9 +200,28 @@ class _Cutting:
                 batch=batch,
                 joined=joined,
                 attention=self.how.attention,
+                ends=ends,
+                expert_ranks=expert_ranks,
             )
+        if expert_ranks > 1:
+            self._check_one_piece(chunk, parts)
         self.gathered |= {f"{self.how.axis}: {note}": None for note in parts.notes}
         _Pieces(self, index, chunk, parts).add()
+
+    def _check_one_piece(self, chunk: TracedChunk, parts: Partitioned) -> None:
+        """Rows travel to sharded experts once, and once back."""
+        if len(parts.pieces) == 1:
+            return
+        made = [change.source for change in parts.changes if change.source.op != "placeholder"]
+        found = [f"{operator_name(node)} ({source_of(node)})" for node in made]
+        raise TensorError(
+            f"experts that are sharded would communicate along {self.how.axis} in between",
+            call=self.how.call,
+            requirement=7,
+            details=[f"behind {', '.join(dict.fromkeys(found))}", f"in {_region(chunk)}"],
+            legal="up and gate cut by column, down by row, and nothing but sums behind it; or leave "
+            "them whole",
+        )
 
     def _as_it_is(self, chunk: TracedChunk) -> None:
         """A chunk that all ranks compute alike."""
@@ -370,7 +417,7 @@ class _Pieces:
                     return given.spec
         value = change.source.meta["val"]
         shape = local_shape(tuple(value.shape), change.want, self.size)
-        return TensorType(shape, str(value.dtype).removeprefix("torch."))
+        return self.parts.as_seen(TensorType(shape, str(value.dtype).removeprefix("torch.")))
 
 
 def _checkpoint(graph: fx.Graph) -> Literal["", "nothing", "expensive"]:

@@ -93,6 +93,14 @@ def made_for(made: Value, read: Value) -> Layouts:
     return in_dims_of(read.layout, made.layout, len(read.shape) - len(made.shape))
 
 
+def plain_layout(value: Value) -> Layouts:
+    """How a Value lies between chunks: along axes as the batch does, or as its code has it."""
+    if value.role in ("param", "param_grad"):
+        return value.layout
+    cut = dict(value.cut)
+    return tuple((axis, cut.get(axis, value.batch)) for axis, _ in value.layout)
+
+
 def made_along(value: Value, axis: str, shares: Shares, counts: str) -> Layout:
     """How a Value lies along an axis whose ranks share the batch, experts or tensors, in the code that
     makes it or is given it; `counts` are those of the experts' rows."""

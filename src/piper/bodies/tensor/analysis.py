@@ -15,10 +15,11 @@ from torch import fx
 from piper.bodies.captured_nodes import source_of
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.tensor.attention_over_ranks import LAID_ANEW, attention_of_parts
-from piper.bodies.tensor.changes import Note, Reading, Ref
+from piper.bodies.tensor.changes import Ends, Note, Reading, Ref
 from piper.bodies.tensor.parts import dim_of
 from piper.bodies.tensor.readings import Readings, shape_of
 from piper.bodies.tensor.rewrites import rewritten
+from piper.bodies.tensor.rules.expert_rows import copies_rows, is_bias_of_rows
 from piper.bodies.tensor.rules.losses import vocabulary_terms
 from piper.bodies.tensor.rules.rule_table import (
     Answer,
@@ -30,16 +31,19 @@ from piper.bodies.tensor.rules.rule_table import (
 )
 from piper.bodies.tensor.stand_ins import STAND_INS
 from piper.ir.attention_forms import GATHER, AttentionForm
-from piper.ir.layouts import PARTIAL, REPLICATED, Layout, Split, divides
+from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, Layout, Split, divides
 
 # A partial sum goes through these to its one reader; before all others it is summed.
 _CARRYING = {
     "add", "sub", "mul", "div", "neg", "view", "reshape", "flatten", "unflatten", "_unsafe_view",
-    "transpose", "permute", "unsqueeze", "squeeze", "contiguous", "clone", "alias",
+    "transpose", "permute", "unsqueeze", "squeeze", "contiguous", "clone", "alias", "put_rows", "sum",
 }  # fmt: skip
 # What they make of a parameter, each piece that reads it makes by itself: the parameter never moves.
-_OF_WEIGHTS = {"_to_copy", "to", "t", "transpose", "permute", "detach", "alias", "view"}
+_OF_WEIGHTS = {
+    "_to_copy", "to", "t", "transpose", "permute", "detach", "alias", "view", "unsqueeze"
+}  # fmt: skip
 _GATHERED = (vocabulary_terms,)  # made to be gathered
+NO_ENDS = Ends()
 
 
 class Analysis(Readings):
@@ -54,9 +58,10 @@ class Analysis(Readings):
         size: int,
         marks: dict[fx.Node, Split],
         attention: AttentionForm = GATHER,
+        ends: Ends = NO_ENDS,
     ) -> None:
         super().__init__(graph, size)
-        self.marks, self.given, self.attention = marks, given, attention
+        self.marks, self.given, self.attention, self.ends = marks, given, attention, ends
         holders = [node for node in graph.nodes if node.op == "placeholder"]
         self.inputs = dict(zip(holders, names, strict=True))
         self.facts = dict(zip(holders, code.inputs, strict=True))
@@ -65,6 +70,9 @@ class Analysis(Readings):
         self.notes: list[Note] = []
         self.outputs: list[Ref] = []
         self.out_layouts: list[Layout] = []
+        results = next(iter(reversed(graph.nodes))).args[0]
+        assert isinstance(results, (tuple, list))
+        self.shared = {results[index] for index in ends.shared}
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -116,6 +124,11 @@ class Analysis(Readings):
         makes = answer.makes if isinstance(answer.makes, list) else [answer.makes]
         varying = any(layout != REPLICATED for layout in (*answer.wants, *makes))
         self.answers[node], self.layouts[node] = answer, answer.makes
+        if answer.makes == REPLICATED and self._is_shared(node, args):
+            varying, self.layouts[node] = True, SHARED
+        assert varying or not self._reads_shared(node, args), (
+            f"{node} reads as equal what is shared"
+        )
         if self._is_of_weight(node, args):
             self.weights[node] = self.weights[args[0]]
             self.readings[node], self.levels[node] = [Reading(Ref("node", args[0]))], 0
@@ -149,9 +162,30 @@ class Analysis(Readings):
         if source in self.free:
             self.free.add(node)
 
+    def _is_shared(self, node: fx.Node, args: Sequence[fx.Node]) -> bool:
+        """Whether all ranks make the same, but of what they read gradients are partial: that of such a
+        Value, or as asked for."""
+        copies = node in self.shared and copies_rows(node) and self.flows(node)
+        return copies or self._reads_shared(node, args) or self._is_own_share(node)
+
+    def _reads_shared(self, node: fx.Node, args: Sequence[fx.Node]) -> bool:
+        """Whether it gives a gradient to what is shared."""
+        shared = any(self.flows(arg) and self.layout(arg) == SHARED for arg in args)
+        return shared and self.flows(node)
+
+    def _is_own_share(self, node: fx.Node) -> bool:
+        """Whether it is a bias of experts that is added to a partial sum: each rank adds its share."""
+        if not is_bias_of_rows(node) or len(node.users) != 1:
+            return False
+        (user,) = node.users
+        others = [arg for arg in tensor_args(user) if arg is not node]
+        return operator_name(user) == "add" and [self.layouts.get(o) for o in others] == [PARTIAL]
+
     def _have(self, node: fx.Node, args: Sequence[fx.Node]) -> list[Layout]:
         """The arguments' layouts, partial sums as they are only if the node may carry them on."""
         have = [self.layout(arg) for arg in args]
+        if operator_name(node) != "add" or PARTIAL not in have:
+            have = [REPLICATED if layout == SHARED else layout for layout in have]
         carries = operator_name(node) in _CARRYING and all(
             layout != PARTIAL or len(arg.users) == 1 for arg, layout in zip(args, have, strict=True)
         )
@@ -211,10 +245,11 @@ class Analysis(Readings):
     def _results(self, node: fx.Node) -> None:
         results = node.args[0]
         assert isinstance(results, (tuple, list))
-        for result in results:
+        for index, result in enumerate(results):
             assert isinstance(result, fx.Node)
             self.free.discard(result)
-            layout = self.layout(result)
-            want = summed_to(result, self.marks, self.size) if layout == PARTIAL else layout
-            self.outputs.append(self.reading(result, want, varying=False).ref)
+            want = layout = self.layout(result)
+            if layout == PARTIAL and index not in self.ends.partial:
+                want = summed_to(result, self.marks, self.size)
+            self.outputs.append(self.reading(result, want, varying=want == SHARED).ref)
             self.out_layouts.append(want)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import fx
 from piper.bodies.chunk_code import ChunkCode
 from piper.errors import Source
 from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, Layout, Split
+from piper.ir.tensor_type import TensorType
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +77,16 @@ def _behind_ranks(split: Split) -> Split:
     return split.along(split.dim + 1)
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Outputs of a chunk, by number, that end in another layout than usual, for the one chunk that reads
+    them: `partial` sums are not summed yet, and copies of `shared` rows are made in code that counts as
+    different between ranks, so that gradients are summed over ranks where rows are fewer."""
+
+    partial: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
+
+
 class Ref(NamedTuple):
     """What a piece reads or makes: a node's own Value, one in another layout, the stack that becomes
     one, or the rank's number along the axis."""
@@ -126,7 +138,8 @@ class Partitioned:
 
     `inputs` names the chunk's inputs. `layouts`, and `flows` (whether a gradient passes), are of nodes
     that pieces read or hand on. `marks` says where the sequence is. `param_grads` says how gradients
-    lie: None if some of a parameter's readers differ between ranks, and some do not.
+    lie: None if some of a parameter's readers differ between ranks, and some do not. `as_seen` gives
+    what a node has as the surroundings see it.
     """
 
     pieces: list[Piece]
@@ -139,3 +152,4 @@ class Partitioned:
     marks: dict[fx.Node, Split]
     param_grads: dict[str, Layout | None]
     notes: list[Note] = field(default_factory=list)
+    as_seen: Callable[[TensorType], TensorType] = lambda spec: spec

@@ -14,17 +14,20 @@ from torch import fx
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.tensor.analysis import Analysis
 from piper.bodies.tensor.changes import Change as Change
+from piper.bodies.tensor.changes import Ends, Partitioned
 from piper.bodies.tensor.changes import Note as Note
-from piper.bodies.tensor.changes import Partitioned
 from piper.bodies.tensor.changes import Piece as Piece
 from piper.bodies.tensor.changes import Ref as Ref
 from piper.bodies.tensor.forward_code import forward_code
 from piper.bodies.tensor.pieces import pieces_of
+from piper.bodies.tensor.rules.expert_rows import biases_last
 from piper.bodies.tensor.sequence_marks import carried_marks
 from piper.bodies.tensor.stand_ins import with_stand_ins
 from piper.errors import TraceError
 from piper.ir.attention_forms import GATHER, AttentionForm
 from piper.ir.layouts import PARTIAL, REPLICATED, Layout, Split, divides
+
+NO_ENDS = Ends()
 
 
 def partition(
@@ -37,16 +40,17 @@ def partition(
     batch: Mapping[str, Split],
     joined: Collection[int],
     attention: AttentionForm = GATHER,
+    ends: Ends = NO_ENDS,
 ) -> Partitioned:
     """`names` and `layouts` are of the inputs, over `size` ranks.
 
     Leaves in `batch` are replicated, and each rank takes its part of them. Partial sums become splits
     along what the dims in `marks` carry to. Outputs numbered in `joined` end replicated. Attention over
-    parts of a sequence takes the form that is said, where it can.
+    parts of a sequence takes the form that is said, where it can. Some outputs have other `ends`.
     """
     module = forward_code(code)
     carried = prepared(module.graph, names, layouts, size, marks=marks, batch=batch, joined=joined)
-    analysis = Analysis(module.graph, code, names, layouts, size, carried, attention)
+    analysis = Analysis(module.graph, code, names, layouts, size, carried, attention, ends)
     analysis.run()
     pieces = _with_wanted_tangents(pieces_of(analysis, module), analysis.outputs, code.tangents)
     crossing = {
@@ -122,6 +126,7 @@ def prepared(
                 )
     cut = {named[name]: split for name, split in batch.items() if name in named}
     with_stand_ins(graph, batch=cut, joined=tuple(joined))
+    biases_last(graph)
     start = {
         named[name]: split for name, split in (*batch.items(), *marks.items()) if name in named
     }

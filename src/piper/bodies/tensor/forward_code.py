@@ -33,6 +33,7 @@ _CAPTURED = (
 )
 _KNOWN: dict[Any, fx.GraphModule] = {}  # by code: equal layers are traced once
 _MOST_KNOWN = 256
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def forward_code(code: ChunkCode) -> fx.GraphModule:
@@ -111,16 +112,33 @@ def _drop_unneeded(graph: fx.Graph) -> None:
         elif node.target is aten.dropout.default and not _drops(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        elif node.target is aten.copy.default:  # functional, but without a derivative
-            shape, dtype = node.meta["val"].shape, node.meta["val"].dtype
-            with graph.inserting_before(node):
-                cast = graph.call_function(aten._to_copy.default, (node.args[1],), {"dtype": dtype})
-                cast.meta = {**node.meta, "val": node.args[1].meta["val"].to(dtype)}
-                expanded = graph.call_function(aten.expand.default, (cast, list(shape)))
-                expanded.meta = dict(node.meta)
-            node.replace_all_uses_with(expanded)
+        elif node.target in _VIEWS and _has_shape(node.args[0], node):
+            # Bodies with such a view and with a real one would be one, called with other shapes.
+            node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target is aten.copy.default:  # functional, but without a derivative
+            _replace_copy(graph, node)
     graph.eliminate_dead_code()
+
+
+def _has_shape(source: fx.Node, node: fx.Node) -> bool:
+    return bool(source.meta["val"].shape == node.meta["val"].shape)
+
+
+def _replace_copy(graph: fx.Graph, node: fx.Node) -> None:
+    """A copy is its source, in its own dtype and shape."""
+    source, made = node.args[1], node.meta["val"]
+    assert isinstance(source, fx.Node)
+    with graph.inserting_before(node):
+        if source.meta["val"].dtype != made.dtype:
+            value = source.meta["val"].to(made.dtype)
+            source = graph.call_function(aten._to_copy.default, (source,), {"dtype": made.dtype})
+            source.meta = {**node.meta, "val": value}
+        if source.meta["val"].shape != made.shape:
+            source = graph.call_function(aten.expand.default, (source, list(made.shape)))
+            source.meta = dict(node.meta)
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
 
 
 def _drops(node: fx.Node) -> bool:

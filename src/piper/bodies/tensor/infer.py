@@ -14,19 +14,23 @@ from torch import fx
 
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.tensor.analysis import Analysis
+from piper.bodies.tensor.changes import Ref
 from piper.bodies.tensor.cut_over_ranks import prepared
 from piper.bodies.tensor.forward_code import forward_code
 from piper.bodies.tensor.rules.losses import vocabulary_terms
-from piper.bodies.tensor.rules.rule_table import operator_name, tensor_args
+from piper.bodies.tensor.rules.rule_table import operator_name, positive, tensor_args
 from piper.ir.layouts import PARTIAL, REPLICATED, Layout, Split, divides, split_in
 
-# The input, the matrix and the bias among the arguments; the dims of columns and rows of the matrix.
-_MATRICES: dict[str, tuple[int, int, int | None, int, int]] = {
-    "linear": (0, 1, 2, 0, 1),
-    "addmm": (1, 2, 0, 1, 0),
-    "mm": (0, 1, None, 1, 0),
+# The input, the matrix and the bias among the arguments; the dims of columns and rows of the matrix,
+# and how many dims there are: experts have one matrix each.
+_MATRICES: dict[str, tuple[int, int, int | None, int, int, int]] = {
+    "linear": (0, 1, 2, 0, 1, 2),
+    "addmm": (1, 2, 0, 1, 0, 2),
+    "mm": (0, 1, None, 1, 0, 2),
+    "grouped_mm": (0, 1, None, 2, 1, 3),
 }
 _CASTS = ("_to_copy", "to")
+_TRANSPOSES = ("t", "transpose")
 
 
 def infer_splits(
@@ -70,10 +74,17 @@ class _Optimist(Analysis):
         super().call(node)
 
     def _decide_matrix(
-        self, node: fx.Node, x: int, weight: int, bias: int | None, column: int, row: int
+        self,
+        node: fx.Node,
+        x: int,
+        weight: int,
+        bias: int | None,
+        column: int,
+        row: int,
+        num_dims: int,
     ) -> None:
         args = tensor_args(node)
-        if len(args) <= max(x, weight) or len(args[weight].meta["val"].shape) != 2:
+        if len(args) <= max(x, weight) or len(args[weight].meta["val"].shape) != num_dims:
             return
         layout = self.layouts[args[x]]
         biased = args[bias] if bias is not None and bias < len(args) else None
@@ -84,31 +95,38 @@ class _Optimist(Analysis):
             self._decide(args[weight], column, biased)
 
     def _decide(self, weight: fx.Node, dim: int, bias: fx.Node | None) -> None:
-        root = self._uncast(weight)
-        if root is None or self.readers[root] or self.layouts[root] != REPLICATED:
+        chain = self._chain(weight)
+        if not chain:
+            return
+        for made in chain[:-1]:
+            dim = _dim_before(made, dim)
+        root = chain[-1]
+        if self.readers[root] or self.layouts[root] != REPLICATED:
             return
         name = self.inputs[root]
         split = split_in(dim, self.in_blocks[name]) if name in self.in_blocks else Split(dim)
         if name in self.whole or not divides(split, root.meta["val"].shape, self.size):
             return
-        self._lay(weight, split)
-        of_bias = self._uncast(bias) if bias is not None else None
-        if bias is not None and of_bias is not None and len(of_bias.meta["val"].shape) == 1:
-            self._lay(bias, Split(0, split.blocks))
+        self._lay(chain, split)
+        of_bias = self._chain(bias) if bias is not None else []
+        if of_bias and len(of_bias[-1].meta["val"].shape) == 1:
+            self._lay(of_bias, Split(0, split.blocks))
 
-    def _uncast(self, node: fx.Node) -> fx.Node | None:
-        """The parameter of which a node is at most a cast."""
-        while node.op != "placeholder" and node in self.weights and operator_name(node) in _CASTS:
-            node = tensor_args(node)[0]
-        return node if node.op == "placeholder" and node in self.weights else None
-
-    def _lay(self, node: fx.Node, split: Split) -> None:
+    def _chain(self, node: fx.Node) -> list[fx.Node]:
+        """From a node to the parameter of which it is at most a cast or has other dims; empty if it is
+        more."""
         chain = [node]
         while chain[-1].op != "placeholder":
+            name = operator_name(chain[-1])
+            if chain[-1] not in self.weights or name not in (*_CASTS, *_TRANSPOSES, "unsqueeze"):
+                return []
             chain.append(tensor_args(chain[-1])[0])
-        self.layouts[chain.pop()] = split
-        for cast in reversed(chain):
-            super().call(cast)
+        return chain if chain[-1] in self.weights else []
+
+    def _lay(self, chain: list[fx.Node], split: Split) -> None:
+        self.layouts[chain[-1]] = split
+        for made in reversed(chain[:-1]):
+            super().call(made)
 
     def splits(self) -> dict[str, Split]:
         found = {self.inputs[node]: self.layouts[node] for node in self.readers}
@@ -134,10 +152,29 @@ class _Optimist(Analysis):
         for change in self.changes.values():
             if isinstance(change.have, Split) and change.source.target is not vocabulary_terms:
                 found |= self._cut_for(change.source)
+        if any(operator_name(node) == "grouped_mm" for node in self.graph.nodes):
+            found |= self._split_results()
+            return found or self._sums_inside()
         return found
 
-    def _cut_for(self, node: fx.Node) -> set[str]:
-        """The parameters whose splits a split Value comes from."""
+    def _split_results(self) -> set[str]:
+        """Of experts: parameters for which results are split."""
+        found: set[str] = set()
+        for ref, layout in zip(self.outputs, self.out_layouts, strict=True):
+            if isinstance(layout, Split) and isinstance(ref.of, fx.Node):
+                found |= self._cut_for(ref.of)
+        return found
+
+    def _sums_inside(self) -> set[str]:
+        """Of experts: parameters for whose partial sums there is more code than what ends with them."""
+        found: set[str] = set()
+        for change in self.changes.values():
+            if change.have == PARTIAL and Ref("change", change) not in self.outputs:
+                found |= self._cut_for(change.source, sums=True)
+        return found
+
+    def _cut_for(self, node: fx.Node, *, sums: bool = False) -> set[str]:
+        """The parameters whose splits a split Value comes from, or with `sums` a sum of parts."""
         found: set[str] = set()
         stack, seen = [node], set[fx.Node]()
         while stack:
@@ -148,6 +185,18 @@ class _Optimist(Analysis):
             layout = self.layouts[node]
             if node in self.readers:
                 found |= {self.inputs[node]} if isinstance(layout, Split) else set()
-            elif isinstance(layout, (Split, list)):
+            elif isinstance(layout, (Split, list)) or (sums and layout == PARTIAL):
                 stack += tensor_args(node)
         return found
+
+
+def _dim_before(node: fx.Node, dim: int) -> int:
+    """The dim of what is cast, transposed or unsqueezed that is `dim` of the result."""
+    name, num_dims = operator_name(node), len(node.meta["val"].shape)
+    if name in _CASTS:
+        return dim
+    if name == "unsqueeze":
+        return dim - (dim > positive(int(node.args[1]), num_dims))  # type: ignore[arg-type]
+    pair = (0, 1) if name == "t" else node.args[1:3]
+    one, two = (positive(int(each), num_dims) for each in pair)  # type: ignore[arg-type]
+    return two if dim == one else one if dim == two else dim

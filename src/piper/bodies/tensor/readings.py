@@ -71,6 +71,8 @@ class Readings:
             return Reading(
                 Ref("node", arg), want if isinstance(want, Split) and want != have else None
             )
+        if have == SHARED:
+            return Reading(Ref("node", arg), want if isinstance(want, Split) else None)
         shared = varying and self.flows(arg)
         if have == want and not (have == REPLICATED and shared):
             return Reading(Ref("node", arg))
@@ -105,7 +107,9 @@ class Readings:
             self._names[name] += 1
             if self._names[name] > 1:  # in other blocks, whose sizes may depend on rows
                 name = f"{name}.{self._names[name]}"
-            level = self.levels[arg] + 1
+            # What the chunk is given takes nothing to be shared, so that no piece ends for it.
+            given = arg.op == "placeholder" and (have, want) == (REPLICATED, SHARED)
+            level = self.levels[arg] + (not given)
             self.changes[arg, want] = Change(arg, have, want, name, level, previous)
         return self.changes[arg, want]
 

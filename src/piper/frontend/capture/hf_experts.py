@@ -79,18 +79,21 @@ def _forward(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
 
     def experts(rows: Tensor, counts: Tensor) -> Tensor:
         up = "gate_up_proj" if module.has_gate else "up_proj"
-        rows = _linear(module, up, rows.to(getattr(module, up).dtype), counts)
+        rows = rows.to(getattr(module, up).dtype)
+        ones = torch.ones_like(rows[:, :1]) if module.has_bias else None
+        rows = _linear(module, up, rows, counts, ones)
         rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
-        return _linear(module, "down_proj", rows, counts)
+        return _linear(module, "down_proj", rows, counts, ones)
 
     after = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
     return mixture(experts, hidden, chosen, weights, num_experts=module.num_experts, after=after)
 
 
-def _linear(module: Any, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+def _linear(module: Any, name: str, rows: Tensor, counts: Tensor, ones: Tensor | None) -> Tensor:
+    """Of rows; with `ones`, a number per row, there are biases."""
     weight = getattr(module, name)
     result = grouped_mm(rows, weight if module.is_transposed else weight.transpose(1, 2), counts)
-    if module.has_bias:
+    if ones is not None:
         bias = getattr(module, f"{name}_bias").unsqueeze(1)
-        result = result + grouped_mm(torch.ones_like(rows[:, :1]), bias, counts)
+        result = result + grouped_mm(ones, bias, counts)
     return result

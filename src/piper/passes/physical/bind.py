@@ -17,7 +17,7 @@ from piper.ir.layouts import Layouts, change_between, dual, in_dims_of, local
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm, expert_form
 from piper.ir.tensor_type import TensorType
-from piper.ir.values import GIVEN, Value, read_along
+from piper.ir.values import GIVEN, Value, plain_layout, read_along
 from piper.passes.physical.bound import BoundForward, traced_layouts
 from piper.passes.physical.computed_again import ComputedAgain
 from piper.passes.physical.draft import Draft, at_slice
@@ -170,13 +170,6 @@ class _Binder:
             self.counts_at[node.chunk] = form.counts
         return node.inputs[self.counts_at[node.chunk]]
 
-    def _plain(self, value: Value) -> Layouts:
-        """How a Value lies between chunks: along axes as the batch does, or as its code has it."""
-        if value.role in ("param", "param_grad"):
-            return value.layout
-        cut = dict(value.cut)
-        return tuple((axis, cut.get(axis, value.batch)) for axis, _ in value.layout)
-
     def _route(self, node: Chunk, reads: list[Layouts]) -> Route | None:
         """The exchange of what a chunk reads in another layout than it has between chunks."""
         mesh = self.logical.mesh
@@ -184,7 +177,7 @@ class _Binder:
         along: tuple[str, ...] = ()
         for index, (name, read) in enumerate(zip(node.inputs, reads, strict=True)):
             value = self.logical.values[name]
-            change, axes = change_between(self._plain(value), read, mesh)
+            change, axes = change_between(plain_layout(value), read, mesh)
             if change == "all_to_all":
                 exchanged.append(index)
                 along = axes
@@ -211,7 +204,7 @@ class _Binder:
             value,
             name=name,
             type=msgspec.structs.replace(value.type, bound=None),
-            layout=self._plain(self.logical.values[name]),
+            layout=plain_layout(self.logical.values[name]),
         )
         route.give_back(self.draft, made, plain, chunk=node)
 
@@ -239,7 +232,7 @@ class _Binder:
         type = self.local(value.type, value.layout)
         if type != spec:
             raise PlanError(f"{node.name} makes {name} as {spec}, but the graph says {type}")
-        change, _ = change_between(value.layout, self._plain(value), self.logical.mesh)
+        change, _ = change_between(value.layout, plain_layout(value), self.logical.mesh)
         made = msgspec.structs.replace(
             value, name=f"{name}~local" if change else name, type=type, slice=node.slice
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from piper.ir.layouts import Partial, change_between, dual, local
 from piper.ir.nodes import Chunk, Owner
-from piper.ir.values import Value, made_for
+from piper.ir.values import Value, made_for, plain_layout
 from piper.mesh import Slice
 from piper.passes.physical.draft import Draft, at_slice
 from piper.passes.physical.relayout import Way, collective
@@ -66,6 +66,7 @@ class Relayouts:
         return maker
 
     def _changed(self, node: Chunk, value: Value, made: Value, at: Slice) -> str:
+        value = between_chunks(value)
         change, axes = change_between(made_for(made, value), value.layout, self.logical.mesh)
         if not change:
             return made.name
@@ -129,7 +130,7 @@ class Relayouts:
 
     def _back(self, node: Chunk, value: Value, total: str, at: Slice) -> str:
         """The gradient of what a Value was read from, in the layout that its maker takes."""
-        source = self.logical.values[value.source]
+        source = between_chunks(self.logical.values[value.source])
         gradient = self.draft.values[total]
         result = msgspec.structs.replace(
             gradient,
@@ -164,6 +165,11 @@ class Relayouts:
 def made_again(name: str) -> str:
     """The name of a Value that code has made a second time."""
     return f"{name}~again"
+
+
+def between_chunks(value: Value) -> Value:
+    """A Value as it lies between chunks: rows for sharded experts are where their tokens are."""
+    return msgspec.structs.replace(value, layout=plain_layout(value))
 
 
 def _is_partial(made: Value) -> bool:

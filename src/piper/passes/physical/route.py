@@ -70,11 +70,12 @@ class Route:
         )
         arrived = list(inputs)
         arrived[self.form.counts] = received
+        sent: dict[str, str] = {}  # what is read in two layouts travels once
         for index, position in enumerate(self.form.rows):
-            label = f"rows{index}>{self.chunk.name}"
-            arrived[position] = self.send_rows(
-                draft, inputs[position], reads[position], self.chunk, label
-            )
+            name, label = inputs[position], f"rows{index}>{self.chunk.name}"
+            if name not in sent:
+                sent[name] = self.send_rows(draft, name, reads[position], self.chunk, label)
+            arrived[position] = sent[name]
         return arrived
 
     def send_rows(self, draft: Draft, name: str, read: Layouts, chunk: Chunk, label: str) -> str:

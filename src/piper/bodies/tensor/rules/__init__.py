@@ -2,6 +2,7 @@
 
 from piper.bodies.tensor.rules import along_dims as along_dims
 from piper.bodies.tensor.rules import attention as attention
+from piper.bodies.tensor.rules import expert_rows as expert_rows
 from piper.bodies.tensor.rules import losses as losses
 from piper.bodies.tensor.rules import pointwise as pointwise
 from piper.bodies.tensor.rules import product_rules as product_rules

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from piper.bodies.tensor.parts import dim_of, moved
-from piper.bodies.tensor.rules.rule_table import Answer, Ask, operator_name, rule
-from piper.ir.layouts import PARTIAL, REPLICATED, Layout, Split
+from piper.bodies.tensor.rules.expert_rows import weighs_copies
+from piper.bodies.tensor.rules.rule_table import Answer, Ask, Emitter, aten, operator_name, rule
+from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, Layout, Split
 
 _OF_SUMS = ("clone", "contiguous", "neg", "alias")  # of a sum it is the sum of each
 
@@ -14,16 +15,35 @@ _OF_SUMS = ("clone", "contiguous", "neg", "alias")  # of a sum it is the sum of 
 @rule("add", "sub")
 def add(ask: Ask) -> Answer:
     sums = len(ask.args) == 2 and all(layout == PARTIAL for layout in ask.layouts)
-    return Answer(ask.layouts, PARTIAL) if sums else pointwise(ask)
+    if sums:
+        return Answer(ask.layouts, PARTIAL)
+    if SHARED in ask.layouts:
+        return _add_share(ask)
+    return pointwise(ask)
+
+
+def _add_share(ask: Ask) -> Answer:
+    """To a partial sum each rank adds its share of what is the same on all."""
+    node, index, share = ask.node, list(ask.layouts).index(SHARED), 1.0 / ask.size
+
+    def added(to: Emitter, args: list[fx.Node]) -> fx.Node:
+        own = [*args]
+        own[index] = to.call(aten.mul.Tensor, args[index], share)
+        return to.call(node.target, *own, *node.args[2:], **node.kwargs)  # type: ignore[arg-type]
+
+    return Answer(ask.layouts, PARTIAL, added)
 
 
 @rule("mul", "div")
 def scale(ask: Ask) -> Answer:
-    """A partial sum times a number, or a tensor that is one."""
+    """A partial sum times a number, or a tensor that is one; or rows of which copies are then added."""
     if list(ask.layouts) == [PARTIAL] and ask.given.get("rounding_mode") is None:
         return Answer(ask.layouts, PARTIAL)
     if list(ask.layouts) == [PARTIAL, REPLICATED] and not ask.shape(1):
         return Answer(ask.layouts, PARTIAL)
+    weighed = len(ask.args) == 2 and ask.layouts[0] == PARTIAL and ask.layouts[1] != PARTIAL
+    if weighed and weighs_copies(ask.node):
+        return Answer([PARTIAL, REPLICATED], PARTIAL)
     return pointwise(ask)
 
 

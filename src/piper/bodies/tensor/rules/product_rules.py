@@ -140,14 +140,3 @@ def own_index(to: Emitter, index: fx.Node, rows: int) -> tuple[fx.Node, fx.Node]
     not_below = to.call(aten.ge.Scalar, own, 0)
     here = to.call(aten.logical_and.default, not_below, to.call(aten.lt.Scalar, own, rows))
     return to.call(aten.where.ScalarOther, here, own, 0), here
-
-
-@rule("grouped_mm")
-def grouped_mm(ask: Ask) -> Answer:
-    """A matrix [E, k, n] per group of rows: by column (dim 2) or by row (dim 1)."""
-    weight = ask.summed()[1]
-    if isinstance(weight, Split) and weight.dim == 2:
-        return Answer([REPLICATED, weight, REPLICATED], moved(weight, 1))
-    if isinstance(weight, Split) and weight.dim == 1:
-        return Answer([moved(weight, 1), weight, REPLICATED], PARTIAL)
-    return ask.all_replicated("its groups are not whole")
