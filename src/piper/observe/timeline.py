@@ -7,6 +7,7 @@ schedule tables, whose unit is theirs.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from piper.observe.timeline_checks import check_timeline
 
 Source = Literal["measured", "simulated", "table"]
 MICROBATCH = "MB"
+_TABLE = re.compile(r"\{[^{}]{40,}\}")  # in a directive, too long for a line of text
 _NOTEBOOK = 960  # pixels that a notebook has beside each other
 
 
@@ -201,9 +203,9 @@ class Timeline:
         return range(max(first, 0), len(self.steps))
 
     def origin(self, label: Label) -> str:
-        """The directive that made what a label is of."""
+        """The directive that made what a label is of, without long tables in its arguments."""
         if 0 <= label.origin < len(self.directives):
-            return self.directives[label.origin]
+            return _TABLE.sub("{...}", self.directives[label.origin])
         return "the traced program"
 
     def track_of(self, rank: int) -> Track:

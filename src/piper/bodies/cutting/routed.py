@@ -60,13 +60,17 @@ def route(code: ChunkCode, routing: Routing, *, device: str) -> tuple[ChunkCode,
         try:
             results = inner(*given)
         except (RuntimeError, TypeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise TraceError(
-                "the sharded region does not run with fewer experts or another number of rows",
-                details=[reason],
-                legal="sizes inside the region come from its inputs, never from constants",
-            ) from error
+            raise fixed_sizes(error) from error
         return tuple(take_rows(result, places, 1) for result in results)
 
     outputs = tuple(bounded(spec, routing.num_ranks) for spec in code.outputs)
     return replace(code, inputs=tuple(inputs), outputs=outputs), run
+
+
+def fixed_sizes(error: Exception) -> TraceError:
+    """Of code that knows how many experts or rows it was written for."""
+    return TraceError(
+        "the sharded region does not run with fewer experts or another number of rows",
+        details=[str(error).strip().splitlines()[0]],
+        legal="sizes inside the region come from its inputs, never from constants",
+    )

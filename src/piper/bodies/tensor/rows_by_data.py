@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from piper.bodies.chunk_code import ChunkCode, ChunkInput
+from piper.bodies.cutting.routed import fixed_sizes
 from piper.bodies.tensor.changes import Partitioned, Piece
-from piper.errors import PiperError, TraceError
+from piper.errors import PiperError
 from piper.ir.tensor_type import TensorType
 
 ROWS = 1_000_003  # a prime: no size that a model has is a multiple of it
@@ -119,10 +120,5 @@ def at_any_rows(
     except (RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, PiperError):
             raise
-        reason = str(error).strip().splitlines()[0]
-        raise TraceError(
-            "the sharded region does not run with fewer experts or another number of rows",
-            details=[reason],
-            legal="sizes inside the region come from its inputs, never from constants",
-        ) from error
+        raise fixed_sizes(error) from error
     return replace(parts, pieces=[rows.piece(piece) for piece in parts.pieces], as_seen=rows.whole)
