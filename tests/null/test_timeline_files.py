@@ -226,7 +226,11 @@ def test_versions_and_missing_files_are_named(tmp_path: Path) -> None:
 def test_a_directive_is_named_without_its_long_tables() -> None:
     timeline = _timeline()
     table = {f"layers.{i}.weight": i for i in range(4)}
-    timeline.directives = ("s.mesh(tp=2)", "", f"s.shard_tensor(where(), params={table}, over='tp')")
+    timeline.directives = (
+        "s.mesh(tp=2)",
+        "",
+        f"s.shard_tensor(where(), params={table}, over='tp')",
+    )
     assert timeline.origin(timeline.tracks[0].labels[1]) == (
         "s.shard_tensor(where(), params={...}, over='tp')"
     )
