@@ -1,0 +1,28 @@
+"""A hook of mkdocs: pages as GitHub reads them in, pages as mkdocs reads them out.
+
+Links to files of the repository that are no pages become their words: there is nothing behind
+`../tests/...` on the site. Inside of code a cell of a table has `|`, where GitHub wants `\\|`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#]+)(#[^)]*)?\)")
+ROW = re.compile(r"^\|.*$", re.M)
+CODE = re.compile(r"`[^`]*`")
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def words_or_link(match: re.Match[str]) -> str:
+        leaves = posixpath.normpath(posixpath.join(folder, match[2])).startswith("..")
+        return match[1] if leaves else match[0]
+
+    def bare_pipes(row: re.Match[str]) -> str:
+        return CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0])
+
+    return ROW.sub(bare_pipes, LINK.sub(words_or_link, markdown))
