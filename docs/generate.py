@@ -181,7 +181,13 @@ def errors_page(refused: list[Refusal]) -> str:
         "",
     ]
     order = [*vars(piper.errors), *vars(piper.cli.user_file), OWN]
-    for kind in sorted({item.kind for item in refused}, key=order.index):
+    kinds = sorted({item.kind for item in refused}, key=order.index)
+    lines += ["| error | programs |", "|---|---|"]
+    for kind in kinds:
+        links = [f"[{i.title}](#{_anchor(i.title)})" for i in refused if i.kind == kind]
+        lines.append(f"| [{kind}](#{_anchor(kind)}) | {'; '.join(links)} |")
+    lines += ["| [Others](#others) | by name, with their meaning |", ""]
+    for kind in kinds:
         known = _class(kind)
         what = inspect.getdoc(known) if known else "Piper adds the line and gets out of the way."
         lines += [f"## {kind}", "", what or "", ""]
