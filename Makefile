@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAY_PATH := echo 'the command piper is $(BIN)/piper: source $(BIN)/activate has your shell find it'
 
-.PHONY: demo test browser web matrix models bench bench-gpu fuzz fuzz-files chaos check format docs clean
+.PHONY: demo test browser web matrix models bench bench-gpu fuzz fuzz-files chaos check format docs site clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -76,6 +76,10 @@ browser: .venv/ready web/node_modules/ready
 docs: .venv/ready
 	$(BIN)/python docs/generate.py
 
+# The documentation as a site in site/; a link or an anchor that leads nowhere ends it.
+site: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
@@ -84,4 +88,4 @@ docs: .venv/ready
 	@$(SAY_PATH)
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site .pytest_cache .mypy_cache .ruff_cache .hypothesis

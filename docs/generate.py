@@ -1,4 +1,4 @@
-"""The pages that follow from the code: docstrings of directives and golden errors in, markdown out.
+"""The pages that follow from the code: docstrings, parsers and golden errors in, markdown out.
 
 `make docs` writes them, and the Rewrite sections of the docstrings, which follow from what directives do
 to small programs; a test fails if what is committed differs.
@@ -27,10 +27,12 @@ PROGRAMS = DOCS.parent / "tests" / "error" / "programs"
 NOTE = "<!-- written by docs/generate.py -->"
 SECTIONS = ("Requires", "Rewrite", "Example")
 OWN = "Errors of your own code"
+GENERATED = ("directives", "reference")  # folders that hold nothing else
 CLASSES: dict[str, type[Directive]] = {kind_of(cls): cls for cls in SHIPPED}
 
 rewrites = module_of(str(DOCS / "rewrites.py"))
 one_tensor = module_of(str(DOCS / "one_tensor.py"))
+reference = module_of(str(DOCS / "reference.py"))
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,13 @@ def errors_page(refused: list[Refusal]) -> str:
         "",
     ]
     order = [*vars(piper.errors), *vars(piper.cli.user_file), OWN]
-    for kind in sorted({item.kind for item in refused}, key=order.index):
+    kinds = sorted({item.kind for item in refused}, key=order.index)
+    lines += ["| error | programs |", "|---|---|"]
+    for kind in kinds:
+        links = [f"[{i.title}](#{_anchor(i.title)})" for i in refused if i.kind == kind]
+        lines.append(f"| [{kind}](#{_anchor(kind)}) | {'; '.join(links)} |")
+    lines += ["| [Others](#others) | by name, with their meaning |", ""]
+    for kind in kinds:
         known = _class(kind)
         what = inspect.getdoc(known) if known else "Piper adds the line and gets out of the way."
         lines += [f"## {kind}", "", what or "", ""]
@@ -214,7 +222,17 @@ def pages() -> dict[str, str]:
     by_path["directives/README.md"] = index_page()
     by_path["errors.md"] = errors_page(refused)
     by_path["one_tensor.md"] = one_tensor.page(NOTE)
+    by_path["index.md"] = first_page((DOCS.parent / "README.md").read_text())
+    by_path["reference/api.md"] = reference.api_page(NOTE)
+    by_path["reference/cli.md"] = reference.cli_page(NOTE)
+    by_path["reference/plan.md"] = reference.plan_page(NOTE)
     return by_path
+
+
+def first_page(readme: str) -> str:
+    """The README as the first page of the site: its links begin in docs."""
+    lines = re.sub(r"\]\((?!\w+:|#|docs/)", "](../", readme)
+    return f"{NOTE}\n\n{lines.replace('](docs/', '](')}"
 
 
 def docstrings() -> dict[Path, str]:
@@ -230,10 +248,11 @@ def main() -> int:
     for path, text in docstrings().items():
         path.write_text(text)
     by_path = pages()
-    (DOCS / "directives").mkdir(exist_ok=True)
-    for stale in DOCS.glob("directives/*.md"):
-        if str(stale.relative_to(DOCS)) not in by_path:
-            stale.unlink()
+    for folder in GENERATED:
+        (DOCS / folder).mkdir(exist_ok=True)
+        for stale in (DOCS / folder).glob("*.md"):
+            if str(stale.relative_to(DOCS)) not in by_path:
+                stale.unlink()
     for path, text in by_path.items():
         (DOCS / path).write_text(text)
     print(f"wrote {len(by_path)} pages")

@@ -51,9 +51,11 @@ def test_it_is_not_called_as_another_project_is() -> None:
     name = PROJECT["name"]
     assert name == "piper-distributed" and PROJECT["scripts"] == {"piper": "piper.cli.main:main"}
     extras = PROJECT["optional-dependencies"]
-    assert f"{name}[ray]" in extras["dev"] and "ray" in extras
+    assert {f"{name}[ray]", f"{name}[docs]"} <= set(extras["dev"]) and {"ray", "docs"} <= set(
+        extras
+    )
     assert PROJECT["version"] == piper.__version__
-    for path in [*ROOT.glob("src/piper/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]:
+    for path in [*ROOT.glob("src/piper/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]:
         assert "piper[ray]" not in path.read_text(), path
 
 

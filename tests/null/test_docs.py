@@ -1,5 +1,6 @@
 """The pages of docs: what schedules.md shows is what happens, and what is generated is up to date."""
 
+import argparse
 import doctest
 import importlib.util
 import inspect
@@ -12,10 +13,11 @@ from types import ModuleType
 import pytest
 
 import piper
-from piper.cli.main import main
+from piper.cli.main import main, whole_parser
 from piper.compiler.stage_graphs import Stages
 from piper.directives import shard
 from piper.directives.schedule import Schedule
+from piper.plan.tasks import TASKS
 from tests.zoo import program_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -73,8 +75,22 @@ def test_generated_pages_are_up_to_date(generate: ModuleType) -> None:
     pages = generate.pages()
     for path, text in pages.items():
         assert (DOCS / path).read_text() == text, f"{path} is out of date: make docs"
-    found = {str(path.relative_to(DOCS)) for path in DOCS.glob("directives/*.md")}
-    assert found == {path for path in pages if path.startswith("directives/")}
+    for folder in generate.GENERATED:
+        found = {str(path.relative_to(DOCS)) for path in DOCS.glob(f"{folder}/*.md")}
+        assert found == {path for path in pages if path.startswith(f"{folder}/")}
+
+
+def test_the_reference_has_all_public_names_commands_and_tasks(generate: ModuleType) -> None:
+    topics = generate.reference.TOPICS
+    assert sorted(name for names in topics.values() for name in names) == sorted(piper.__all__)
+    commands = (DOCS / "reference" / "cli.md").read_text()
+    for name, parser in whole_parser().commands.items():
+        assert f"### piper {name}\n" in commands
+        for action in parser.actions:
+            hidden = action.help == argparse.SUPPRESS or "--help" in action.option_strings
+            assert hidden or all(option in commands for option in action.option_strings)
+    plan = (DOCS / "reference" / "plan.md").read_text()
+    assert all(f"### {kind}\n" in plan for kind in TASKS)
 
 
 def test_rewrites_in_docstrings_are_what_the_code_does(generate: ModuleType) -> None:
@@ -124,17 +140,6 @@ def test_every_refused_program_is_in_the_index(generate: ModuleType) -> None:
     for item in refused:
         assert item.title and item.printed in page and item.program in page
         assert item.legal or item.kind == generate.OWN
-
-
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in DOCS.rglob("*.md"):
-        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
-            file = (page.parent / target).resolve() if target else page
-            assert file.exists(), f"{page.name}: {target}"
-            if anchor:
-                titles = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
-                anchors = [re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles]
-                assert anchor in anchors, f"{page.name}: #{anchor}"
 
 
 def test_words_of_the_glossary_are_written_once() -> None:
