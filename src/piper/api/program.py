@@ -199,7 +199,7 @@ class Program:
         with no_collections():
             if callable(strategy):
                 returned: Any = strategy(schedule)
-                if returned is not None:
+                if callable(returned):  # what directives return may be returned
                     raise ArgumentError(
                         f"the strategy returns a {type(returned).__name__}, which nobody applies",
                         call=call_of(strategy),

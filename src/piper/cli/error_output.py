@@ -86,11 +86,12 @@ def _spoken(text: str, given: dict[str, str] | None, names: Collection[str]) -> 
 
 
 def _facts(error: Exception) -> dict[str, Any]:
-    """For JSON: the class, the message, where, and what is legal."""
+    """For JSON: the class, the message, where, and what is legal; an event, as lines of train are."""
     if not isinstance(error, PiperError):
         source = _own_line(error)
         where = str(source[0]) if source else None
         return {
+            "event": "error",
             "error": type(error).__name__,
             "message": str(error),
             "where": where,
@@ -101,6 +102,7 @@ def _facts(error: Exception) -> dict[str, Any]:
         }
     call = error.call
     return {
+        "event": "error",
         "error": type(error).__name__,
         "message": error.message,
         "where": None if call is None or call.source is None else str(call.source),
