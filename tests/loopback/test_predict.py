@@ -25,6 +25,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 TENSOR_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("fused", {"tp": 2, "sp": True, "pp": 2, "microbatches": 4, "schedule": "zb_h1"}),
     ("rms", {"tp": 2, "dp": 2, "zero": 3}),
+    ("rms", {"tp": 2, "cp": 2}),
 ]
 
 

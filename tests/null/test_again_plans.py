@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import piper
 from piper import where
@@ -193,3 +195,33 @@ def test_previews_foresee_no_less(sp: bool) -> None:
     real = _comms(program.lower(optimizer=ADAMW))
     plain = _comms(_job(tp=2, sp=sp))
     assert real <= foreseen and not foreseen <= plain
+
+
+def _over_two_axes(s: piper.Schedule) -> None:
+    """Layers in turn over one axis and over the other."""
+    mesh = s.mesh(a=2, b=2)
+    s.place(where(), mesh.at())
+    for axis, first in (("a", 0), ("b", 1)):
+        params: dict[str, Any] = {}
+        for number in range(first, 6, 2):
+            params |= {f"{number}.0.weight": 0, f"{number}.0.bias": 0, f"{number}.2.weight": 1}
+        s.shard_tensor(where(), over=axis, params=params)
+    s.recompute(where(), keep="nothing")
+
+
+def test_pieces_of_two_axes_are_of_chunks_of_their_own() -> None:
+    def layer() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    program = piper.trace(
+        lambda: nn.Sequential(*(layer() for _ in range(6))),
+        torch.ones(4, 8),
+        lambda model, x: model(x).square().mean(),
+    )
+    graph = program.apply(_over_two_axes).lower(optimizer=ADAMW).graph
+    layers: dict[int, set[str]] = {}
+    for node in graph.chunks:
+        if node.phase == "F" and node.piece_of >= 0:
+            read = {name.partition(".")[0] for name in node.inputs if ".weight" in name}
+            layers.setdefault(node.piece_of, set()).update(read)
+    assert len(layers) == 6 and all(len(read) == 1 for read in layers.values()), layers

@@ -71,6 +71,11 @@ def test_a_missing_option_and_a_wrong_value_are_one_error(
     assert "piper train: --steps: invalid int value: 'many'" in said
 
 
+def test_a_plan_is_saved_under_a_name_that_train_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", MOE, "--out", "a.plan"]) == 2
+    assert "--out a.plan\n  legal: a file that ends with .json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples_and_every_default(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

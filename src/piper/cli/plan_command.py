@@ -10,7 +10,7 @@ from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.stage_lines import note
 from piper.cli.user_file import add_program_arguments, import_file, strategy_text, trace_file
-from piper.errors import PiperError
+from piper.errors import OptionError, PiperError
 from piper.passes.lower import PASSES
 from piper.plan.report.plan_text import plan_to_text
 
@@ -53,6 +53,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.out and not arguments.out.endswith(".json"):  # train knows plans by their names
+        raise OptionError(f"--out {arguments.out}", legal="a file that ends with .json")
     module = import_file(arguments)
     program = trace_file(module, arguments)
     if arguments.dump_after:

@@ -132,6 +132,7 @@ class _Cutting:
         self.chunks: list[TracedChunk] = []
         self.gathered: dict[str, None] = dict.fromkeys(traced.gathered)
         self.ends = EndsOfChunks(traced)
+        self.next = 1 + max((chunk.piece_of for chunk in traced.chunks), default=-1)
 
     def run(self) -> Traced:
         for index, chunk in enumerate(self.traced.chunks):
@@ -327,10 +328,14 @@ class _Pieces:
             inputs=inputs,
             outputs=tuple(map(self._name, piece.outputs)),
             code=piece.code,
-            piece_of=self.index if self.chunk.piece_of < 0 else self.chunk.piece_of,
+            piece_of=self._whole(),
             checkpoint=self.chunk.checkpoint or _checkpoint(self.chunk.code.graph),
             gradients=self.cutting._gradients(self.chunk, inputs, self._lies),
         )
+
+    def _whole(self) -> int:
+        """The number of the chunk that is cut, which the cut over another axis has not given yet."""
+        return self.chunk.piece_of if self.chunk.piece_of >= 0 else self.cutting.next + self.index
 
     def _lies(self, param: str) -> Layout:
         """How the gradient of a parameter lies that one of the pieces reads."""

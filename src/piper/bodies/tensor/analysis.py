@@ -15,7 +15,7 @@ from torch import fx
 from piper.bodies.captured_nodes import source_of
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.tensor.attention_over_ranks import LAID_ANEW, attention_of_parts
-from piper.bodies.tensor.changes import Ends, Note, Reading, Ref
+from piper.bodies.tensor.changes import Change, Ends, Note, Reading, Ref
 from piper.bodies.tensor.parts import dim_of
 from piper.bodies.tensor.readings import Readings, shape_of
 from piper.bodies.tensor.rewrites import rewritten
@@ -251,5 +251,7 @@ class Analysis(Readings):
             want = layout = self.layout(result)
             if layout == PARTIAL and index not in self.ends.partial:
                 want = summed_to(result, self.marks, self.size)
-            self.outputs.append(self.reading(result, want, varying=want == SHARED).ref)
-            self.out_layouts.append(want)
+            ref = self.reading(result, want, varying=want == SHARED).ref
+            self.outputs.append(ref)
+            # A Value without a gradient may be made for any reader, which the next axis must know.
+            self.out_layouts.append(ref.of.read if isinstance(ref.of, Change) else want)

@@ -46,7 +46,8 @@ class WholePrediction(nn.Module):
         if isinstance(result, Tensor):
             named = {"": result}
         elif isinstance(result, dict):
-            named = {f"key.{name}": tensor for name, tensor in result.items()}
+            pairs = enumerate(result.items())
+            named = {f"key.{place}.{name}": tensor for place, (name, tensor) in pairs}
         elif isinstance(result, tuple | list):
             named = {f"place.{place}": tensor for place, tensor in enumerate(result)}
         else:

@@ -31,10 +31,12 @@ def assembled_predictions(plan: Plan, results: Sequence[dict[str, Any]]) -> Any:
 
 
 def _as_returned(whole: dict[str, Tensor]) -> Any:
-    """In the form that the user's function gives: names are `=`, `=key.NAME` or `=place.NUMBER`."""
+    """In the form, and the order, that the user's function gives: names are `=`, `=key.NUMBER.NAME` or
+    `=place.NUMBER`."""
     if list(whole) == ["="]:
         return whole["="]
-    plain = {name.partition(".")[2]: tensor for name, tensor in whole.items()}
-    if next(iter(whole)).startswith("=place."):
-        return tuple(plain[place] for place in sorted(plain, key=int))
-    return plain
+    words = {name: name.split(".", 2) for name in whole}
+    ordered = sorted(whole, key=lambda name: int(words[name][1]))
+    if words[ordered[0]][0] == "=place":
+        return tuple(whole[name] for name in ordered)
+    return {words[name][2]: whole[name] for name in ordered}
