@@ -185,7 +185,8 @@ def test_errors_speak_of_options_as_text_and_as_json(
     found = json.loads(line)
     assert printed.err == "" and found["error"].endswith("Error")
     assert message in found["message"] and found["legal"].startswith(legal)
-    assert set(found) == {"error", "message", "where", "by", "requirement", "details", "legal"}
+    facts = {"event", "error", "message", "where", "by", "requirement", "details", "legal"}
+    assert set(found) == facts
 
 
 def test_a_mistake_in_the_command_line_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
