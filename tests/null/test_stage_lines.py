@@ -34,6 +34,7 @@ def test_a_terminal_sees_what_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("piper.cli.stage_lines._WORTH_A_LINE", 0.0)
     assert main(["plan", TINY]) == 0
     said = capsys.readouterr().err
     assert f"tracing {TINY} ...\r\x1b[Ktraced {TINY} in " in said
