@@ -31,7 +31,7 @@ bench: .venv/ready
 bench-gpu:
 	$(PYTHON) benchmarks/shared_gpu.py --compile
 	$(PYTHON) benchmarks/peers.py --json peers-gpu.json --machine peers-machine.json
-	$(PYTHON) benchmarks/largest_batch.py
+	$(PYTHON) benchmarks/largest_batch.py --limit least --sides again --json peers-largest.json
 
 # Random programs, other ones each time; a failure prints its program.
 FUZZ ?= 500
