@@ -2,11 +2,11 @@
 
 Two stages on two data ranks each, 1F1B, float32 masters and reductions on both sides, the model and
 the processes of peers.py. A side's batch grows by the rows of a microbatch until its fullest rank would
-hold more than `--limit`. Piper knows that from plans; the largest that fits is run. Of a peer the peak
-is measured, at a few sizes along the line through the first two. Both sides are run with layers that
-backwards compute again, of which only inputs are kept, and with nothing computed again; `chosen` is
-Piper with the limit alone. With `--limit least` the limit is the least, in tenths of a GiB, under which
-the first of the sides trains one row at a time.
+hold more than `--limit`. Piper knows that from plans; the largest that fits is run, and its measured
+peak has to fit, too. Of a peer the peak is measured, at a few sizes along the line through the first
+two. Both sides are run with layers that backwards compute again, of which only inputs are kept, and
+with nothing computed again; `chosen` is Piper with the limit alone. With `--limit least` the limit is
+the least, in tenths of a GiB, under which the first of the sides trains one row at a time.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Asked:
         return Options(self.device, self.steps, 1, False, 1, self.sizes(rows))
 
 
-def lower(zero: int, keep: Any, rows: int, asked: Asked) -> Job | None:
-    """Piper's plan; None if it does not fit."""
+def lower(zero: int, keep: Any, rows: int, limit: int, asked: Asked) -> Job | None:
+    """Piper's plan for a limit; None if it does not fit."""
     sizes, cuda = asked.sizes(rows), asked.device == "cuda"
     strategy = piper.strategies.parallel(
         pp=2, dp=2, zero=zero, microbatches=sizes.microbatches // 2, schedule="1f1b",
@@ -74,7 +74,7 @@ def lower(zero: int, keep: Any, rows: int, asked: Asked) -> Job | None:
         return traced(sizes, 2).apply(strategy).lower(
             optimizer=piper.adamw(lr=1e-4, **({"fused": True} if cuda else {})),
             device=asked.device, precision=PRECISION["masters"] if cuda else None,
-            memory_limit=asked.limit, weights=weights_file(sizes),
+            memory_limit=limit, weights=weights_file(sizes),
         )  # fmt: skip
     except CheckError:
         return None
@@ -133,11 +133,25 @@ def measure_peer(name: str, asked: Asked, kept: Kept) -> dict[str, Any]:
 
 
 def measure_piper(zero: int, keep: Any, asked: Asked, kept: Kept) -> dict[str, Any]:
+    """The largest batch whose measured peak fits. What kernels take for themselves is in no plan: where
+    a step takes more than the limit, the plan's limit falls by as much."""
+    limit = asked.limit
+    while True:
+        found = _planned(zero, keep, limit, asked, kept)
+        above = found.get("peak", 0) - asked.limit
+        if above <= 0:
+            return found
+        tell(f"ZeRO-{zero}, {found['rows']} rows: {show_size(int(above))} above the limit")
+        limit = min(limit, found["planned"]) - int(above)
+
+
+def _planned(zero: int, keep: Any, limit: int, asked: Asked, kept: Kept) -> dict[str, Any]:
+    """The largest batch whose plan fits, run."""
     jobs: dict[int, Job | None] = {}
 
     def fits(rows: int) -> bool:
         if rows not in jobs:
-            jobs[rows] = lower(zero, keep, rows, asked)
+            jobs[rows] = lower(zero, keep, rows, limit, asked)
             tell(f"ZeRO-{zero}, {rows} rows: {'fits' if jobs[rows] else 'does not fit'}")
         return jobs[rows] is not None
 

@@ -1,5 +1,5 @@
 """Piper beside its peers: DDP, FSDP2, pipelines with FSDP2, torch.distributed.pipelining, experts by
-hand and, where it is installed, DeepSpeed, in turn in one run.
+hand and, where they are installed, DeepSpeed and Megatron-core's layers, in turn in one run.
 
 A row is one way to train, by Piper and by the peers that offer it: the same model, batches, precision,
 optimizer and transport, first losses that equal those of one process. `--regimes masters,pure`:
@@ -29,6 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import megatron_layers
 import torch
 from deepspeed_zero import is_installed
 from initial_weights import weights_file
@@ -81,7 +82,8 @@ def _tensors(tp: int, sequence: bool) -> Row:
     dp = RANKS // tp
     options = {"tp": tp, "sp": sequence, "dp": dp, "microbatches": 8 // dp}
     name = f"TP{tp}" + (f" x DP{dp}" if dp > 1 else "") + (" with sequences" if sequence else "")
-    return Row(name, options, (f"tp{tp}{'_sp' if sequence else ''}",), modules=True)
+    peer = f"tp{tp}{'_sp' if sequence else ''}"
+    return Row(name, options, (peer, f"megatron:{peer}"), modules=True, within=True)
 
 
 def _experts(schedule: str, *peers: str) -> Row:
@@ -89,6 +91,7 @@ def _experts(schedule: str, *peers: str) -> Row:
     return Row(
         f"experts PP2 x EP2 {schedule}", options, peers or (f"experts:{schedule}",),
         stages=num_stages(schedule, 2), experts=True, wanted=0.95 if schedule == "1f1b" else 0.8,
+        within=True,
     )  # fmt: skip
 
 
@@ -100,9 +103,20 @@ def _pipeline(schedule: str) -> Row:
     )  # fmt: skip
 
 
+def _own_stages(schedule: str, peer: str) -> Row:
+    """Stages that Piper cuts; a peer's hand-made ones are of whole layers."""
+    name = f"PP4 {schedule}, own stages, compiled"
+    return replace(_pipeline(schedule), name=name, peers=(f"pp:{peer}",), stages=0)
+
+
+def recorded_costs(sizes: Sizes) -> dict[str, float]:
+    """What a layer and the head took in recorded steps of tagged stages, milliseconds a microbatch."""
+    return {f"layers.{number}": 12.5 for number in range(sizes.layers)} | {"head": 11.6}
+
+
 ROWS = (
     Row("one rank", {"microbatches": 8}, ("plain",), ranks=1),
-    Row("one rank, compiled", {"microbatches": 8}, ("plain",), ranks=1, compile=True),
+    Row("one rank, compiled", {"microbatches": 8}, ("plain",), ranks=1, compile=True, within=True),
     Row("DP4", {"dp": 4, "microbatches": 4}, ("ddp",), halved=True),
     Row(
         "DP4 ZeRO-3", {"dp": 4, "zero": 3, "bucket_size": BUCKET, "microbatches": 2},
@@ -117,6 +131,8 @@ ROWS = (
     _experts("dualpipev", "experts:1f1b", "experts:interleaved_1f1b"),
     *(_pipeline(schedule) for schedule in ("1f1b", "zbv", "dualpipev")),
     replace(_pipeline("zb_h2"), peers=("pp:1f1b",), stages=RANKS),  # torch has none of that name
+    _own_stages("zb_h2", "1f1b"),
+    _own_stages("dualpipev", "dualpipev"),
 )  # fmt: skip
 
 
@@ -162,6 +178,8 @@ def weights(options: Options) -> str:
 
 def lower(row: Row, regime: str, options: Options, limit: float | None = None, **more: Any) -> Job:
     cuda = options.device == "cuda"
+    if not row.stages:
+        more["costs"] = recorded_costs(options.sizes)
     strategy = piper.strategies.parallel(**row.strategy, **more)
     program = traced(options.sizes, row.stages).apply(strategy)
     return program.lower(
@@ -209,8 +227,7 @@ class Turns:
     def run(self) -> dict[str, Any]:
         """Piper and the row's peers in turn."""
         options = self.options
-        deepspeed = is_installed() and self.regime == "masters"  # it keeps them in any case
-        peers = [p for p in self.row.peers if deepspeed or not p.startswith("deepspeed")]
+        peers = [peer for peer in self.row.peers if self._offered(peer)]
         names = [*(f"{peer}@{self.regime}" for peer in peers), "piper"]
         for name in names:
             self.sides[name] = {"ms": [], "peak": 0.0}
@@ -224,6 +241,12 @@ class Turns:
                 names.append("within")
                 self._take(["within"], turns=1, steps=options.steps)
         return self.found
+
+    def _offered(self, peer: str) -> bool:
+        if peer.startswith("megatron"):
+            return megatron_layers.is_installed()
+        # DeepSpeed keeps masters in any case.
+        return not peer.startswith("deepspeed") or (is_installed() and self.regime == "masters")
 
     def _take(self, names: list[str], *, turns: int, steps: int) -> None:
         """Steps of some sides in turn. When one fails, the others begin again without it."""

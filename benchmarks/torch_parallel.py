@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from deepspeed_zero import deepspeed_zero
+from megatron_layers import megatron
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -356,7 +357,8 @@ def _with_gradient(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 def make_parallel(name: str, ranked: Ranked) -> Step:
     """By `variant@regime`: plain, ddp, fsdp2, pp_fsdp2 and pp_fsdp2_whole, also with _again; tp2 or
-    tp4, or tp2_sp; pp: or experts: and a schedule; or deepspeed: and a level of ZeRO."""
+    tp4, or tp2_sp, also as megatron:tp2; pp: or experts: and a schedule; or deepspeed: and a level of
+    ZeRO."""
     variant, _, regime = name.partition("@")
     if variant.startswith("pp:"):
         schedule = variant.partition(":")[2]
@@ -365,9 +367,10 @@ def make_parallel(name: str, ranked: Ranked) -> Step:
         return deepspeed_zero(int(variant.partition(":")[2]), ranked, regime)
     if variant.startswith("experts:"):
         return experts(variant.partition(":")[2], ranked, regime)
-    if variant.startswith("tp"):
-        sequence = variant.endswith("_sp")
-        return tensor_parallel(ranked, regime, tp=int(variant[2]), sequence=sequence)
+    if variant.startswith(("tp", "megatron:tp")):
+        make = megatron if ":" in variant else tensor_parallel
+        degree = variant.rpartition("tp")[2]
+        return make(ranked, regime, tp=int(degree[0]), sequence=degree.endswith("_sp"))
     if variant.startswith("pp_fsdp2"):
         again = variant.endswith("_again")
         return pp_fsdp2(ranked, regime, reshard="whole" not in variant, again=again)
