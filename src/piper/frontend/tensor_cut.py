@@ -16,12 +16,13 @@ from torch import fx
 
 from piper.bodies.captured_nodes import source_of
 from piper.bodies.checkpoint_regions import CONTEXTS, region_of
-from piper.bodies.tensor.changes import Ends
+from piper.bodies.tensor.changes import Ends, SortedApartError
 from piper.bodies.tensor.cut_over_ranks import Change, Partitioned, Piece, Ref, partition
 from piper.bodies.tensor.rows_by_data import at_any_rows
 from piper.bodies.tensor.rules.rule_table import operator_name
 from piper.errors import AxisError, Call, TensorError, TraceError
 from piper.frontend.ends_of_chunks import EndsOfChunks
+from piper.frontend.own_orders import OwnOrders, rows_of_experts, with_own_rows
 from piper.frontend.traced import Traced, TracedChunk, TracedValue
 from piper.ir.attention_forms import GATHER, AttentionForm
 from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Layouts, Split, local_shape
@@ -72,7 +73,11 @@ class TensorCuts:
     known: dict[tuple[Any, ...], Partitioned] = field(default_factory=dict)
 
     def cut(self, traced: Traced, how: TensorCut) -> Traced:
-        return _Cutting(self, traced, how).run()
+        """Each rank sorts its own rows for experts, if all code that reads them can do with that."""
+        try:
+            return _Cutting(self, traced, how, sorts_apart=True).run()
+        except SortedApartError:
+            return _Cutting(self, traced, how, sorts_apart=False).run()
 
     def partition(
         self,
@@ -86,6 +91,7 @@ class TensorCuts:
         attention: AttentionForm,
         ends: Ends,
         expert_ranks: int,
+        sorts_apart: bool,
     ) -> Partitioned:
         """The chunk's pieces; inputs are known by their numbers."""
         given = [tuple(sorted(each.items())) for each in (layouts, marks, batch)]
@@ -98,6 +104,7 @@ class TensorCuts:
             attention,
             ends,
             expert_ranks,
+            sorts_apart,
         )
         if key not in self.known:
             self.known[key] = at_any_rows(
@@ -113,16 +120,21 @@ class TensorCuts:
                     joined=joined,
                     attention=attention,
                     ends=ends,
+                    sorts_apart=sorts_apart,
                 ),
             )
         return self.known[key]
 
 
 class _Cutting:
-    def __init__(self, cuts: TensorCuts, traced: Traced, how: TensorCut) -> None:
+    def __init__(
+        self, cuts: TensorCuts, traced: Traced, how: TensorCut, *, sorts_apart: bool
+    ) -> None:
         self.cuts = cuts
         self.traced = traced
         self.how = how
+        self.sorts_apart = sorts_apart
+        self.orders = OwnOrders()
         self.place = f"$coordinate.{how.axis}"
         self.layouts: dict[str, Layout] = dict(how.params)
         self.batch = {name: self._dealt(dim) for name, dim in how.batch}
@@ -187,27 +199,33 @@ class _Cutting:
         if not (cut or marked or batch or ends.shared):
             self._as_it_is(chunk)
             return
+        expert_ranks = dict(self.how.experts).get(chunk.whole, 1)
+        rows = rows_of_experts(chunk.code, cut) if expert_ranks > 1 else None
+        if rows is not None:
+            self._on_own_rows(chunk, cut, rows)
+            return
         values = (self.traced.values[name] for name in chunk.outputs)
         joined = tuple(
             i for i, value in enumerate(values) if value.role in (*RESULTS, "prediction")
         )
-        expert_ranks = dict(self.how.experts).get(chunk.whole, 1)
+        inside, orders = self.orders.inside(cut)
         with refusing(chunk, self.how.call):
             parts = self.cuts.partition(
                 chunk,
                 self.how.size,
-                layouts=cut,
+                layouts=inside,
                 marks=marked,
                 batch=batch,
                 joined=joined,
                 attention=self.how.attention,
                 ends=ends,
                 expert_ranks=expert_ranks,
+                sorts_apart=self.sorts_apart,
             )
         if expert_ranks > 1:
             self._check_one_piece(chunk, parts)
         self.gathered |= {f"{self.how.axis}: {note}": None for note in parts.notes}
-        _Pieces(self, index, chunk, parts).add()
+        _Pieces(self, index, chunk, parts, orders).add()
 
     def _check_one_piece(self, chunk: TracedChunk, parts: Partitioned) -> None:
         """Rows travel to sharded experts once, and once back."""
@@ -226,13 +244,24 @@ class _Cutting:
 
     def _as_it_is(self, chunk: TracedChunk) -> None:
         """A chunk that all ranks compute alike."""
+        self._whole_chunk(chunk, REPLICATED, REPLICATED)
+
+    def _on_own_rows(self, chunk: TracedChunk, layouts: dict[int, Layout], rows: Split) -> None:
+        """Sharded experts, each rank's rows of which are sorted apart: they take any number."""
+        code = with_own_rows(chunk.code, layouts, rows, self.how.size)
+        self._whole_chunk(replace(chunk, code=code), rows, PARTIAL)
+
+    def _whole_chunk(self, chunk: TracedChunk, makes: Layout, of_params: Layout) -> None:
+        """A chunk that is one piece."""
+        for name in chunk.outputs:
+            self.layouts.setdefault(name, makes)
         for name in (*chunk.inputs, *chunk.outputs):
             value = self.traced.values[name]
+            layout = self.layouts.setdefault(name, self._layout(name, self.layouts))
             if name not in self.values and not value.source:
-                self.values[name] = self._along(value, REPLICATED)
-            self.layouts.setdefault(name, REPLICATED)
+                self.values[name] = self._along(value, layout)
         self.chunks.append(
-            replace(chunk, gradients=self._gradients(chunk, chunk.inputs, lambda name: REPLICATED))
+            replace(chunk, gradients=self._gradients(chunk, chunk.inputs, lambda name: of_params))
         )
 
     def _gradients(
@@ -267,9 +296,15 @@ class _Pieces:
     """The pieces of one chunk, and the Values between them."""
 
     def __init__(
-        self, cutting: _Cutting, index: int, chunk: TracedChunk, parts: Partitioned
+        self,
+        cutting: _Cutting,
+        index: int,
+        chunk: TracedChunk,
+        parts: Partitioned,
+        orders: list[int],
     ) -> None:
         self.cutting = cutting
+        self.orders = orders  # the program's numbers of the chunk's
         self.traced = cutting.traced
         self.axis, self.size = cutting.how.axis, cutting.how.size
         self.index = index
@@ -299,7 +334,7 @@ class _Pieces:
         cutting, values = self.cutting, self.cutting.values
         outputs = zip(self.chunk.outputs, self.parts.outputs, self.parts.out_layouts, strict=True)
         for name, ref, layout in outputs:
-            cutting.layouts[name] = layout
+            cutting.layouts[name] = cutting.orders.outside(layout, self.orders)
             mark = self.parts.marks.get(_node_of(ref))
             if mark is not None:
                 cutting.marks[name] = mark
@@ -389,7 +424,7 @@ class _Pieces:
             self.parts.flows[node],
             self._is_batched(node) if known is None else known.batched,
             known.of if known else "",
-            cut=(*before, (self.axis, layout)),
+            cut=(*before, (self.axis, self.cutting.orders.outside(layout, self.orders))),
             source=source,
         )
 

@@ -30,12 +30,14 @@ class Split(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
     entry: a Value of one rank's microbatch that has no rows. With `blocks`, so many equal ones or ones
     of these sizes, each block is cut, and a rank has its part of every one; `mirrored`, every second
     block is dealt from its end. At `turn` n of a ring a rank has what is the part of the rank n places
-    before it."""
+    before it. With an `order`, a number of the program, each rank has sorted its own rows: which of them
+    are where is known to that rank alone."""
 
     dim: int | None = None
     blocks: int | tuple[int, ...] = 1
     turn: int = 0
     mirrored: bool = False
+    order: int = 0
 
     def along(self, dim: int) -> Split:
         """The same cut of another dim."""
@@ -44,13 +46,18 @@ class Split(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
     def at_turn(self, turn: int) -> Split:
         return msgspec.structs.replace(self, turn=turn)
 
+    def sorted_as(self, order: int) -> Split:
+        """The same rows in an order of each rank's own; 0 is that of the whole."""
+        return msgspec.structs.replace(self, order=order)
+
     def __str__(self) -> str:
         if self.dim is None:
             return "stacked"
         sizes = self.blocks if isinstance(self.blocks, tuple) else (self.blocks,)
         blocks = f"|{'+'.join(map(str, sizes))}" if self.blocks != 1 else ""
         turn = f" turn {self.turn}" if self.turn else ""
-        return f"split({self.dim}{blocks}{' mirrored' if self.mirrored else ''}{turn})"
+        order = f" order {self.order}" if self.order else ""
+        return f"split({self.dim}{blocks}{' mirrored' if self.mirrored else ''}{turn}{order})"
 
 
 class Partial(msgspec.Struct, frozen=True, tag="partial"):
@@ -107,6 +114,11 @@ def dual(layout: Layout) -> Layout:
     return PARTIAL if isinstance(layout, Shared) else layout
 
 
+def order_of(layout: Layout) -> int:
+    """The number of the order in which each rank has its own rows; 0 is none."""
+    return layout.order if isinstance(layout, Split) else 0
+
+
 def _between_splits(made: Split, read: Split) -> Change | None:
     if None in (made.dim, read.dim):
         return None
@@ -121,8 +133,11 @@ def conversion(made: Layout, read: Layout) -> Change:
     """The communication that lays out anew, along one axis, what was made in another layout."""
     if made == read:
         return ""
-    change: Change | None
-    if isinstance(made, Split) and isinstance(read, Split):
+    change: Change | None = None
+    own_orders = order_of(made) or order_of(read)
+    if own_orders and not isinstance(made, Routed) and not isinstance(read, Routed):
+        pass  # nobody knows where the others' rows are
+    elif isinstance(made, Split) and isinstance(read, Split):
         change = _between_splits(made, read)
     else:
         change = _CHANGES.get((type(made), type(read)))
@@ -248,7 +263,7 @@ def layouts_text(layouts: Layouts) -> str:
 _TEXT = re.compile(r"(?P<kind>replicated|stacked|partial|shared|split|routed)(?:\((?P<of>.*)\))?$")
 _SPLIT = re.compile(
     r"(?P<dim>\d+)(?:\|(?P<blocks>\d+(?:\+\d+)*))?(?P<mirrored> mirrored)?"
-    r"(?: turn (?P<turn>\d+))?$"
+    r"(?: turn (?P<turn>\d+))?(?: order (?P<order>\d+))?$"
 )
 
 
@@ -267,5 +282,6 @@ def layout_from_text(text: str) -> Layout:
     if cut is not None:
         sizes = tuple(int(size) for size in (cut["blocks"] or "1").split("+"))
         blocks = sizes if len(sizes) > 1 else sizes[0]
-        return Split(int(cut["dim"]), blocks, int(cut["turn"] or 0), bool(cut["mirrored"]))
+        turn, order = (int(cut[name] or 0) for name in ("turn", "order"))
+        return Split(int(cut["dim"]), blocks, turn, bool(cut["mirrored"]), order)
     return Routed(match["of"] or "") if match["kind"] == "routed" else _PLAIN[match["kind"]]

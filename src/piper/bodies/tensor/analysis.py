@@ -15,11 +15,11 @@ from torch import fx
 from piper.bodies.captured_nodes import source_of
 from piper.bodies.chunk_code import ChunkCode
 from piper.bodies.tensor.attention_over_ranks import LAID_ANEW, attention_of_parts
-from piper.bodies.tensor.changes import Change, Ends, Note, Reading, Ref
+from piper.bodies.tensor.changes import Change, Ends, Note, Reading, Ref, SortedApartError
 from piper.bodies.tensor.parts import dim_of
 from piper.bodies.tensor.readings import Readings, shape_of
 from piper.bodies.tensor.rewrites import rewritten
-from piper.bodies.tensor.rules.expert_rows import copies_rows, is_bias_of_rows
+from piper.bodies.tensor.rules.expert_rows import copies_rows, grouped_mm, is_bias_of_rows
 from piper.bodies.tensor.rules.losses import vocabulary_terms
 from piper.bodies.tensor.rules.rule_table import (
     Answer,
@@ -31,7 +31,16 @@ from piper.bodies.tensor.rules.rule_table import (
 )
 from piper.bodies.tensor.stand_ins import STAND_INS
 from piper.ir.attention_forms import GATHER, AttentionForm
-from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, Layout, Split, divides
+from piper.ir.layouts import (
+    PARTIAL,
+    REPLICATED,
+    SHARED,
+    STACKED,
+    Layout,
+    Split,
+    divides,
+    order_of,
+)
 
 # A partial sum goes through these to its one reader; before all others it is summed.
 _CARRYING = {
@@ -59,9 +68,13 @@ class Analysis(Readings):
         marks: dict[fx.Node, Split],
         attention: AttentionForm = GATHER,
         ends: Ends = NO_ENDS,
+        sorts_apart: bool = False,
     ) -> None:
         super().__init__(graph, size)
         self.marks, self.given, self.attention, self.ends = marks, given, attention, ends
+        # Each rank may sort its own rows; the orders that there are.
+        self.sorts_apart = sorts_apart
+        self.num_orders = max(map(order_of, given.values()), default=0)
         holders = [node for node in graph.nodes if node.op == "placeholder"]
         self.inputs = dict(zip(holders, names, strict=True))
         self.facts = dict(zip(holders, code.inputs, strict=True))
@@ -197,22 +210,48 @@ class Analysis(Readings):
         ]
 
     def _answer(self, node: fx.Node, args: list[fx.Node], have: list[Layout]) -> Answer:
-        ask = Ask(node, args, have, self.size, self.marks, self.weights.keys())
+        order = self._next_order(node)
+        ask = Ask(node, args, have, self.size, self.marks, self.weights.keys(), order)
         replicated = all(layout == REPLICATED for layout in have)
         if replicated and node.target not in STAND_INS:
             return ask.all_replicated()
         known = rule_of(node)
+        if STACKED in have and known is not grouped_mm:
+            raise self._apart(node, "it reads how many rows each expert has on all ranks")
         if known is None:
             answer = ask.all_replicated("there is no rule for it")
         else:
             answer = known(ask)
             for arg, want in zip(args, answer.wants, strict=True):
-                if isinstance(want, Split) and not divides(want, shape_of(arg), self.size):
+                cut = isinstance(want, Split) and want != STACKED
+                if cut and not divides(want, shape_of(arg), self.size):
                     length = shape_of(arg)[dim_of(want)]
                     answer = ask.all_replicated(f"{length} does not divide by {self.size} ranks")
                     break
+        self._check_orders(node, have, answer)
         self._note(node, args, have, answer, ruled=known is not None)
         return answer
+
+    def _next_order(self, node: fx.Node) -> int:
+        if not self.sorts_apart or operator_name(node) != "sort_experts":
+            return 0
+        self.num_orders += 1
+        return self.num_orders
+
+    def _check_orders(self, node: fx.Node, have: list[Layout], answer: Answer) -> None:
+        """Rows that a rank has sorted by itself stay there, and apart from rows in other orders, until
+        they are put back."""
+        makes = answer.makes if isinstance(answer.makes, list) else [answer.makes]
+        apart = any(map(order_of, have))
+        for layout, want in zip(have, answer.wants, strict=True):
+            if layout != want and (order_of(layout) or order_of(want) or STACKED in (layout, want)):
+                raise self._apart(node, answer.reason or "it reads rows in two orders")
+        if apart and operator_name(node) not in ("put_rows", "take_rows"):
+            if any(isinstance(made, Split) and not made.order for made in makes):
+                raise self._apart(node, "it takes sorted rows apart")
+
+    def _apart(self, node: fx.Node, reason: str) -> SortedApartError:
+        return SortedApartError(str(Note(operator_name(node), reason, source_of(node), node)))
 
     def _note(
         self,

@@ -87,6 +87,10 @@ class Ends:
     shared: tuple[int, ...] = ()
 
 
+class SortedApartError(Exception):
+    """Code that wants rows of all ranks, where each rank has sorted its own."""
+
+
 class Ref(NamedTuple):
     """What a piece reads or makes: a node's own Value, one in another layout, the stack that becomes
     one, or the rank's number along the axis."""

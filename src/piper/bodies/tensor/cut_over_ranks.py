@@ -25,7 +25,7 @@ from piper.bodies.tensor.sequence_marks import carried_marks
 from piper.bodies.tensor.stand_ins import with_stand_ins
 from piper.errors import TraceError
 from piper.ir.attention_forms import GATHER, AttentionForm
-from piper.ir.layouts import PARTIAL, REPLICATED, Layout, Split, divides
+from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Split, divides
 
 NO_ENDS = Ends()
 
@@ -41,16 +41,20 @@ def partition(
     joined: Collection[int],
     attention: AttentionForm = GATHER,
     ends: Ends = NO_ENDS,
+    sorts_apart: bool = False,
 ) -> Partitioned:
     """`names` and `layouts` are of the inputs, over `size` ranks.
 
     Leaves in `batch` are replicated, and each rank takes its part of them. Partial sums become splits
     along what the dims in `marks` carry to. Outputs numbered in `joined` end replicated. Attention over
-    parts of a sequence takes the form that is said, where it can. Some outputs have other `ends`.
+    parts of a sequence takes the form that is said, where it can. Some outputs have other `ends`. Where
+    the choice of experts is split, each rank may sort its own rows (`sorts_apart`).
     """
     module = forward_code(code)
     carried = prepared(module.graph, names, layouts, size, marks=marks, batch=batch, joined=joined)
-    analysis = Analysis(module.graph, code, names, layouts, size, carried, attention, ends)
+    analysis = Analysis(
+        module.graph, code, names, layouts, size, carried, attention, ends, sorts_apart
+    )
     analysis.run()
     pieces = _with_wanted_tangents(pieces_of(analysis, module), analysis.outputs, code.tangents)
     crossing = {
@@ -119,7 +123,8 @@ def prepared(
     for name, node in named.items():
         for layout in (layouts.get(name), batch.get(name)):
             shape = node.meta["val"].shape
-            if isinstance(layout, Split) and not divides(layout, shape, size):
+            cut = isinstance(layout, Split) and layout != STACKED
+            if cut and not divides(layout, shape, size):
                 raise TraceError(
                     f"{name} {list(shape)} does not divide as {layout} over {size} ranks",
                     legal=f"a dim, and blocks, that {size} divides",

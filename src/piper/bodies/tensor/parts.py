@@ -36,7 +36,9 @@ def reshaped(split: Split, before: Sequence[int], after: Sequence[int], size: in
     """How the result of a reshape lies; None if a part of the one is not a part of the other."""
     for of_before, of_after in _equal_groups(before, after):
         if split.dim in of_before:
-            return _in_group(split, before, after, of_before, of_after, size)
+            found = _in_group(split, before, after, of_before, of_after, size)
+            apart = found is not None and after[dim_of(found)] == before[dim_of(split)]
+            return found if apart or not split.order else None
     return None
 
 
@@ -85,6 +87,6 @@ def _in_group(
             length = after[dim] // blocks
             whole_pairs = not split.mirrored or blocks % 2 == 0
             if length > 1 and length % size == 0 and whole_pairs:
-                return Split(dim, blocks, mirrored=split.mirrored)
+                return Split(dim, blocks, mirrored=split.mirrored, order=split.order)
         outer *= after[dim]
     return None

@@ -6,15 +6,19 @@ from torch import fx
 
 from piper.bodies.tensor.parts import dim_of, moved
 from piper.bodies.tensor.rules.rule_table import Answer, Ask, operator_name, rule, tensor_args
-from piper.ir.layouts import PARTIAL, REPLICATED, Split
+from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Split, order_of
 
+_TOGETHER = "rows of all ranks are sorted together"
 _SAME_ROWS = ("view", "reshape", "_unsafe_view", "unflatten", "alias", "clone")
 
 
 @rule("grouped_mm")
 def grouped_mm(ask: Ask) -> Answer:
-    """A matrix [E, k, n] per group of rows: by column (dim 2) or by row (dim 1)."""
+    """A matrix [E, k, n] per group of rows: by column (dim 2) or by row (dim 1); or a rank's own rows,
+    of which it has the counts."""
     rows, weight, _ = ask.summed()
+    if order_of(rows) and not isinstance(weight, Split):
+        return Answer([rows, REPLICATED, STACKED], rows)
     if isinstance(weight, Split) and weight.dim == 2:
         return Answer([REPLICATED, weight, REPLICATED], moved(weight, 1))
     if isinstance(weight, Split) and weight.dim == 1:
@@ -27,17 +31,33 @@ def grouped_mm(ask: Ask) -> Answer:
 @rule("take_rows", "put_rows")
 def moved_rows(ask: Ask) -> Answer:
     """Rows in another order: each is whole, or each rank has its part, or its term, of every one."""
-    rows = ask.layouts[0]
+    rows, order = ask.layouts
+    if isinstance(order, Split) and order.order:
+        whole = order.sorted_as(0)
+        if operator_name(ask.node) == "put_rows":
+            return Answer([order, order], whole)
+        return Answer([_before_copies(whole, ask.given["copies"]), order], order)
     if rows == PARTIAL:
         return Answer([PARTIAL, REPLICATED], PARTIAL)
     if isinstance(rows, Split) and dim_of(rows) > 0:
         return Answer([rows, REPLICATED], rows)
-    return ask.all_replicated("rows of all ranks are sorted together")
+    return ask.all_replicated(_TOGETHER)
 
 
 @rule("sort_experts")
 def sort_experts(ask: Ask) -> Answer:
-    return ask.all_replicated("rows of all ranks are sorted together")
+    """Rows of all ranks, or each rank those that it has."""
+    expert = ask.layouts[0]
+    if ask.order and isinstance(expert, Split):
+        return Answer([expert], [expert.sorted_as(ask.order), STACKED])
+    return ask.all_replicated(_TOGETHER)
+
+
+def _before_copies(split: Split, copies: int) -> Split:
+    """How rows lie of which each is there so many times."""
+    if isinstance(split.blocks, int):
+        return split
+    return Split(split.dim, tuple(size // copies for size in split.blocks), mirrored=split.mirrored)
 
 
 def copies_rows(node: fx.Node) -> bool:

@@ -39,7 +39,8 @@ class Ask:
     """How `node` takes arguments that lie as `layouts` say, over `size` ranks.
 
     `args` are its tensors in order, with repetitions; `marks` says where the sequence is; `weights` are
-    parameters, which never move.
+    parameters, which never move. Rows that a rank sorts by itself get the `order` of this number; 0 is
+    none, so that rows of all ranks are sorted together.
     """
 
     node: fx.Node
@@ -48,6 +49,7 @@ class Ask:
     size: int
     marks: Mapping[fx.Node, Split] = field(default_factory=dict)
     weights: Collection[fx.Node] = ()
+    order: int = 0
 
     @cached_property
     def given(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def slice_(ask: Ask) -> Answer:
     step = ask.given.get("step", 1)
     if (start, end, step) == (0, shape[dim], 1):
         return Answer([layout], layout)
-    if layout.mirrored:
+    if layout.mirrored or layout.order:
         return ask.all_replicated("it slices along the split dim")
     every = layout.blocks == 1 and end == shape[dim] and start < step
     if every and (shape[dim] // ask.size) % step == 0:  # every second, say, of each part
