@@ -60,7 +60,7 @@ def of_another_kind(plan: Plan) -> Iterator[Fault]:
         for kind in same if task.comm in same else ():
             if kind != task.comm:
                 changes = changed(plan, number, index, comm=kind, reverse=False)
-                yield fault(changes, "layouts collectives", task.name)
+                yield fault(changes, "layouts collectives structure", task.name)
 
 
 def the_wrong_way_round(plan: Plan) -> Iterator[Fault]:
@@ -148,10 +148,11 @@ def _other_ways(way: Any) -> list[Any]:
         return [
             PARTIAL,
             REPLICATED,
-            Split(way.dim + 1, way.blocks, way.turn, way.mirrored),
-            Split(way.dim, parts + 1, way.turn, way.mirrored),
-            Split(way.dim, way.blocks, way.turn + 1, way.mirrored),
-            Split(way.dim, way.blocks, way.turn, not way.mirrored),
+            msgspec.structs.replace(way, dim=way.dim + 1),
+            msgspec.structs.replace(way, blocks=parts + 1),
+            msgspec.structs.replace(way, turn=way.turn + 1),
+            msgspec.structs.replace(way, mirrored=not way.mirrored),
+            msgspec.structs.replace(way, order=way.order + 1),
         ]
     if isinstance(way, Split):  # all that is known is that each rank has its own part
         return [PARTIAL, REPLICATED]

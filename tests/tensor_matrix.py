@@ -32,6 +32,7 @@ WAYS: Mapping[str, dict[str, Any]] = {
     "cp2 heads": {"cp": 2, "cp_attention": "heads"},
     "tp2 cp2": {"tp": 2, "cp": 2},
     "tp4": {"tp": 4},
+    "tp2 etp1": {"tp": 2, "sp": True, "etp": 1},  # experts stay whole
 }
 # Programs of tests/tensor_zoo.py, each of four stages; the rest is Hugging Face's.
 OWN = {
@@ -71,7 +72,11 @@ class TensorCell:
     def degrees(self) -> dict[str, Any]:
         pp, dp = (1 if self.schedule == "none" else 2), (2 if self.zero else 1)
         sizes = {"pp": pp, "dp": dp, **WAYS[self.way]}
-        return sizes | ({"ep": 2} if dp > 1 and self.model in OF_EXPERTS else {})
+        if self.model not in OF_EXPERTS:
+            sizes.pop("etp", None)
+            return sizes
+        beside = sizes["tp"] if "etp" in sizes else 1
+        return sizes | ({"ep": 2 * beside} if dp > 1 else {})
 
     @property
     def num_ranks(self) -> int:

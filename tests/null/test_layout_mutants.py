@@ -33,6 +33,8 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "halves": ("dense", {"tp": 2, "pp": 2, "microbatches": 4, "schedule": "zb_h1"}),
     "again": ("dropout", {"tp": 2, "dp": 2, "microbatches": 2, "recompute": "nothing"}),
     "again_sp": ("deep", {"tp": 2, "sp": True, "zero": 3, "dp": 2, "recompute": "nothing"}),
+    "own_rows": ("mixture", {"cp": 2, "dp": 2, "ep": 2}),
+    "whole_experts": ("mixture", {"tp": 2, "sp": True, "etp": 1, "dp": 2, "ep": 4}),
     "again_ring": ("dense", {"cp": 2, "cp_attention": "ring", "recompute": "nothing"}),
 }
 

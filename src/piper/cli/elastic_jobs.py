@@ -85,8 +85,15 @@ def _strategies(own: Any, arguments: argparse.Namespace, ranks: int) -> list[Cal
     pp, dp, ep = (degrees.pop(name, 1) for name in ("pp", "dp", "ep"))
     total = dp * degrees.pop("microbatches", 1)
     degrees |= {"machine": given_machine(arguments), "precision": arguments.precision}
+    beside = degrees.get("tp", 1) if degrees.get("etp") == 1 and ep > 1 else 1
     return [
-        parallel(pp=pp, dp=fewer, ep=gcd(ep, fewer), microbatches=total // fewer, **degrees)
+        parallel(
+            pp=pp,
+            dp=fewer,
+            ep=beside * gcd(ep // beside, fewer),
+            microbatches=total // fewer,
+            **degrees,
+        )
         for fewer in range(
             min(dp, ranks // (pp * degrees.get("tp", 1) * degrees.get("cp", 1))), 0, -1
         )

@@ -22,6 +22,7 @@ DEGREES = (
     "ep",
     "tp",
     "sp",
+    "etp",
     "cp",
     "cp_attention",
     "schedule",
@@ -67,6 +68,13 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=None,
         help="with --tp: cut sequences, too, where tensors are not (sequence parallelism)",
+    )
+    group.add_argument(
+        "--etp",
+        type=int,
+        metavar="N",
+        help="ranks that share each expert's matrices: those of --tp, or 1. Then experts stay whole, "
+        "needs --sp, and --ep counts the ranks of --tp as well (default: --tp)",
     )
     group.add_argument(
         "--cp", type=int, metavar="N", help="ranks that share sequences (default: 1)"
@@ -276,6 +284,10 @@ def strategy_text(arguments: argparse.Namespace, mesh: Mesh) -> str:
         return f"strategy: {made}"
     counted = ""
     if arguments.ep and arguments.ep > 1:
-        dp = dict(mesh.axes).get("dp", 1)
-        counted = f" (the {arguments.dp} data ranks are dp={dp} x ep={arguments.ep})"
+        sizes = dict(mesh.axes)
+        dp, ep = sizes.get("dp", 1), sizes.get("ep", 1)
+        counted = f"the {arguments.dp} data ranks are dp={dp} x ep={ep}"
+        if ep != arguments.ep:
+            counted += f", experts are on ep={ep} x tp={arguments.tp}"
+        counted = f" ({counted})"
     return f"strategy {' '.join(words)}: {made}{counted}"

@@ -14,6 +14,7 @@ from piper.ir.layouts import (
     SHARED,
     STACKED,
     Layout,
+    Routed,
     Split,
     dual,
     local,
@@ -75,7 +76,10 @@ def _with_blocks(logical: Graph, part: Traced) -> Graph:
         if value.role == "grad":
             cut = tuple((a, dual(way)) for a, way in part.values[_base(value.of)].cut)
         if cut and cut != value.cut:
-            layout = tuple((axis, dict(cut).get(axis, way)) for axis, way in value.layout)
+            layout = tuple(
+                (axis, way if isinstance(way, Routed) else dict(cut).get(axis, way))
+                for axis, way in value.layout
+            )
             changed[name] = msgspec.structs.replace(value, cut=cut, layout=layout)
     return logical.replacing({}, changed) if changed else logical
 

@@ -51,8 +51,10 @@ def again_cuts(logical: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorCut:
+    over: set[int] = set()  # chunks whose experts are sharded over this axis
     for node in logical.chunks:
-        if all(owner.axis != axis or owner.shares != "tensors" for owner in node.owners):
+        shares = next((owner.shares for owner in node.owners if owner.axis == axis), "")
+        if shares not in ("tensors", "experts"):
             raise TensorError(
                 f"{node.name} shares no tensors along {axis}, but other chunks do",
                 call=records[0].call,
@@ -60,6 +62,8 @@ def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorC
                 legal=f'shard_tensor(where(), over="{axis}", ...) for all chunks; params={{}} where '
                 "all ranks compute alike",
             )
+        if shares == "experts":
+            over.add(node.chunk)
     marks: dict[str, int] = {}
     leaves: dict[str, int] = {}
     attention = _attention(axis, records)
@@ -79,7 +83,9 @@ def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorC
     cut = tuple(sorted(params.items()))
     experts = tuple(sorted(_sharded(logical).items()))
     call = records[0].call
-    return TensorCut(axis, size, cut, sequence, batch, attention, experts, call)
+    return TensorCut(
+        axis, size, cut, sequence, batch, attention, experts, frozenset(over), call=call
+    )
 
 
 def _sharded(logical: Graph) -> dict[int, int]:

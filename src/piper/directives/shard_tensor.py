@@ -48,7 +48,8 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
 
     Requires:
         1. `over` names one axis of the mesh.
-        2. No selected chunk has another owner of that axis, and all chunks have this one.
+        2. No selected chunk has another owner of that axis, and all chunks have this one; but for
+           experts that `shard` splits over it.
         3. Each pattern matches a parameter of the selected chunks, which has that dim. Blocks make up
            all of the dim, and along another axis it is not cut.
         4. What is cut divides by the number of ranks, and so does each block.
@@ -58,6 +59,8 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
            for all chunks.
         7. Experts that are sharded along another axis compute without communication along this one:
            what is cut in them is summed or gathered behind them.
+        8. Where `shard` splits experts over this axis, `sequence` or `batch` gives each rank rows of its
+           own, which `piper.mixture` sorts and puts back.
 
     Rewrite:
         s.shard_tensor(where(), over='tp', params={'a.weight': 0, 'b.weight': 1})

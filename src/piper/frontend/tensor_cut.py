@@ -8,28 +8,26 @@ communication. One axis at a time: what comes out for one is cut for the next.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-from torch import fx
+from typing import Any
 
 from piper.bodies.captured_nodes import source_of
-from piper.bodies.checkpoint_regions import CONTEXTS, region_of
 from piper.bodies.tensor.changes import Ends, SortedApartError
-from piper.bodies.tensor.cut_over_ranks import Change, Partitioned, Piece, Ref, partition
+from piper.bodies.tensor.cut_over_ranks import Partitioned, partition
 from piper.bodies.tensor.rows_by_data import at_any_rows
 from piper.bodies.tensor.rules.rule_table import operator_name
-from piper.errors import AxisError, Call, TensorError, TraceError
+from piper.errors import Call, TensorError, TraceError
 from piper.frontend.ends_of_chunks import EndsOfChunks
 from piper.frontend.own_orders import OwnOrders, rows_of_experts, with_own_rows
+from piper.frontend.tensor_pieces import PiecesOfChunk
 from piper.frontend.traced import Traced, TracedChunk, TracedValue
 from piper.ir.attention_forms import GATHER, AttentionForm
-from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Layouts, Split, local_shape
+from piper.ir.layouts import PARTIAL, REPLICATED, Layout, Layouts, Split, local_shape
 from piper.ir.nodes import label
 from piper.ir.tensor_type import TensorType
 from piper.ir.values import RESULTS
-from piper.plan.slots import COORDINATE
 
 Dims = tuple[tuple[str, int], ...]  # leaves of the batch, each with a dim
 
@@ -38,7 +36,8 @@ Dims = tuple[tuple[str, int], ...]  # leaves of the batch, each with a dim
 class TensorCut:
     """What the ranks of an axis share: `params` lie so, `sequence` names dims along which activations
     between matrices may be split, `batch` leaves of which each rank takes its part, and `attention`
-    what moves where sequences are split. Chunks of `experts` are sharded over so many ranks."""
+    what moves where sequences are split. Chunks of `experts` are sharded over so many ranks, those
+    `over_axis` also over the ranks of this axis."""
 
     axis: str
     size: int
@@ -47,6 +46,7 @@ class TensorCut:
     batch: Dims = ()
     attention: AttentionForm = GATHER
     experts: tuple[tuple[int, int], ...] = ()
+    over_axis: frozenset[int] = frozenset()
     call: Call | None = field(
         default=None, compare=False
     )  # of the first directive that asks for it
@@ -75,9 +75,11 @@ class TensorCuts:
     def cut(self, traced: Traced, how: TensorCut) -> Traced:
         """Each rank sorts its own rows for experts, if all code that reads them can do with that."""
         try:
-            return _Cutting(self, traced, how, sorts_apart=True).run()
-        except SortedApartError:
-            return _Cutting(self, traced, how, sorts_apart=False).run()
+            return Cutting(self, traced, how, sorts_apart=True).run()
+        except SortedApartError as error:
+            if how.over_axis:
+                raise _together(how, str(error)) from error
+            return Cutting(self, traced, how, sorts_apart=False).run()
 
     def partition(
         self,
@@ -126,7 +128,7 @@ class TensorCuts:
         return self.known[key]
 
 
-class _Cutting:
+class Cutting:
     def __init__(
         self, cuts: TensorCuts, traced: Traced, how: TensorCut, *, sorts_apart: bool
     ) -> None:
@@ -137,6 +139,10 @@ class _Cutting:
         self.orders = OwnOrders()
         self.place = f"$coordinate.{how.axis}"
         self.layouts: dict[str, Layout] = dict(how.params)
+        for chunk in traced.chunks:
+            if chunk.whole in how.over_axis:
+                params = (n for n in chunk.inputs if traced.values[n].role == "param")
+                self.layouts |= dict.fromkeys(params, Split(0))
         self.batch = {name: self._dealt(dim) for name, dim in how.batch}
         self.marks: dict[str, Layout] = {n: Split(dim) for n, dim in how.sequence}
         self.marks |= self.batch
@@ -151,7 +157,7 @@ class _Cutting:
             self._chunk(index, chunk)
         for name, value in self.traced.values.items():
             if name not in self.values:  # what other axes change
-                self.values[name] = self._along(value, self._layout(name, self.layouts))
+                self.values[name] = self.along(value, self.layout(name, self.layouts))
         return replace(
             self.traced,
             chunks=tuple(self._numbered()),
@@ -168,7 +174,7 @@ class _Cutting:
             Split(dim, 2, mirrored=True) if pairs and self.how.attention.deals_pairs else Split(dim)
         )
 
-    def _along(self, value: TracedValue, layout: Layout) -> TracedValue:
+    def along(self, value: TracedValue, layout: Layout) -> TracedValue:
         """A Value of the program before, as one rank has it."""
         spec = value.spec
         if value.role != "param":
@@ -177,21 +183,24 @@ class _Cutting:
             )
         return replace(value, spec=spec, cut=(*value.cut, (self.how.axis, layout)))
 
-    def _layout(self, name: str, table: Mapping[str, Layout]) -> Layout:
+    def layout(self, name: str, table: Mapping[str, Layout]) -> Layout:
         """Of a Value; what is changed along another axis lies as what it was changed from, whose dims
         may have moved."""
         value = self.traced.values[name]
         if name in table or not value.source:
             return table.get(name, REPLICATED)
-        layout = self._layout(value.source, table)
+        layout = self.layout(value.source, table)
         if not isinstance(layout, Split) or layout.dim is None:
             return layout
         moved = len(value.spec.shape) - len(self.traced.values[value.source].spec.shape)
         return layout.along(layout.dim + moved)
 
     def _chunk(self, index: int, chunk: TracedChunk) -> None:
-        layouts = {i: self._layout(n, self.layouts) for i, n in enumerate(chunk.inputs)}
-        marks = {i: self._layout(n, self.marks) for i, n in enumerate(chunk.inputs)}
+        layouts = {i: self.layout(n, self.layouts) for i, n in enumerate(chunk.inputs)}
+        if chunk.whole in self.how.over_axis:
+            self._over_axis(chunk, layouts)
+            return
+        marks = {i: self.layout(n, self.marks) for i, n in enumerate(chunk.inputs)}
         batch = {i: self.batch[n] for i, n in enumerate(chunk.inputs) if n in self.batch}
         cut = {i: layout for i, layout in layouts.items() if layout != REPLICATED}
         marked = {i: mark for i, mark in marks.items() if isinstance(mark, Split)}
@@ -225,7 +234,7 @@ class _Cutting:
         if expert_ranks > 1:
             self._check_one_piece(chunk, parts)
         self.gathered |= {f"{self.how.axis}: {note}": None for note in parts.notes}
-        _Pieces(self, index, chunk, parts, orders).add()
+        PiecesOfChunk(self, index, chunk, parts, orders).add()
 
     def _check_one_piece(self, chunk: TracedChunk, parts: Partitioned) -> None:
         """Rows travel to sharded experts once, and once back."""
@@ -246,10 +255,36 @@ class _Cutting:
         """A chunk that all ranks compute alike."""
         self._whole_chunk(chunk, REPLICATED, REPLICATED)
 
-    def _on_own_rows(self, chunk: TracedChunk, layouts: dict[int, Layout], rows: Split) -> None:
+    def _over_axis(self, chunk: TracedChunk, layouts: dict[int, Layout]) -> None:
+        """Experts that are sharded over the axis: each of its ranks sends its own rows."""
+        given = {
+            i: way for i, way in layouts.items() if way != REPLICATED and not _is_param(chunk, i)
+        }
+        rows = rows_of_experts(chunk.code, given)
+        if rows is None:
+            raise _together(self.how, *self._made_whole(chunk))
+        self._on_own_rows(chunk, given, rows, of_params=Split(0))
+
+    def _made_whole(self, chunk: TracedChunk) -> Iterator[str]:
+        """What makes the rows that a chunk reads."""
+        for index, name in enumerate(chunk.inputs):
+            for maker in self.traced.chunks if not _is_param(chunk, index) else ():
+                if name in maker.outputs:
+                    results = next(iter(reversed(maker.code.graph.nodes))).args[0]
+                    node = results[maker.outputs.index(name)]
+                    node = node.args[0] if node.target is operator.getitem else node
+                    yield f"all get those that {operator_name(node)} makes ({source_of(node)})"
+
+    def _on_own_rows(
+        self,
+        chunk: TracedChunk,
+        layouts: dict[int, Layout],
+        rows: Split,
+        of_params: Layout = PARTIAL,
+    ) -> None:
         """Sharded experts, each rank's rows of which are sorted apart: they take any number."""
         code = with_own_rows(chunk.code, layouts, rows, self.how.size)
-        self._whole_chunk(replace(chunk, code=code), rows, PARTIAL)
+        self._whole_chunk(replace(chunk, code=code), rows, of_params)
 
     def _whole_chunk(self, chunk: TracedChunk, makes: Layout, of_params: Layout) -> None:
         """A chunk that is one piece."""
@@ -257,14 +292,14 @@ class _Cutting:
             self.layouts.setdefault(name, makes)
         for name in (*chunk.inputs, *chunk.outputs):
             value = self.traced.values[name]
-            layout = self.layouts.setdefault(name, self._layout(name, self.layouts))
+            layout = self.layouts.setdefault(name, self.layout(name, self.layouts))
             if name not in self.values and not value.source:
-                self.values[name] = self._along(value, layout)
+                self.values[name] = self.along(value, layout)
         self.chunks.append(
-            replace(chunk, gradients=self._gradients(chunk, chunk.inputs, lambda name: of_params))
+            replace(chunk, gradients=self.gradients(chunk, chunk.inputs, lambda name: of_params))
         )
 
-    def _gradients(
+    def gradients(
         self, chunk: TracedChunk, inputs: tuple[str, ...], lies: Callable[[str], Layout]
     ) -> tuple[tuple[str, Layouts], ...]:
         """How gradients of the parameters among some inputs lie, along this axis and those before."""
@@ -292,185 +327,16 @@ class _Cutting:
         return numbered
 
 
-class _Pieces:
-    """The pieces of one chunk, and the Values between them."""
-
-    def __init__(
-        self,
-        cutting: _Cutting,
-        index: int,
-        chunk: TracedChunk,
-        parts: Partitioned,
-        orders: list[int],
-    ) -> None:
-        self.cutting = cutting
-        self.orders = orders  # the program's numbers of the chunk's
-        self.traced = cutting.traced
-        self.axis, self.size = cutting.how.axis, cutting.how.size
-        self.index = index
-        self.chunk = chunk
-        self.parts = parts
-        self.given = {node: chunk.inputs[int(number)] for node, number in parts.inputs.items()}
-        self.results: dict[Ref, str] = {}
-        # Axes that were cut before, each with what differs along it.
-        self.varying: set[tuple[str, fx.Node]] = set()
-        for node in next(iter(parts.inputs)).graph.nodes:
-            self._follow(node)
-        self.known = dict(self.given)  # nodes that are Values of the program before
-        for name, ref in zip(chunk.outputs, parts.outputs, strict=True):
-            self.results.setdefault(ref, name)
-            self.known.setdefault(_node_of(ref), name)
-
-    def _follow(self, node: fx.Node) -> None:
-        """Note along which axes a node of the chunk's code differs between ranks."""
-        given = self.traced.values[self.given[node]] if node in self.given else None
-        read = node.all_input_nodes
-        for axis in self.cutting.axes_before:
-            differs = given and dict(given.cut)[axis] not in (REPLICATED, PARTIAL)
-            if differs or any((axis, arg) in self.varying for arg in read):
-                self.varying.add((axis, node))
-
-    def add(self) -> None:
-        cutting, values = self.cutting, self.cutting.values
-        outputs = zip(self.chunk.outputs, self.parts.outputs, self.parts.out_layouts, strict=True)
-        for name, ref, layout in outputs:
-            cutting.layouts[name] = cutting.orders.outside(layout, self.orders)
-            mark = self.parts.marks.get(_node_of(ref))
-            if mark is not None:
-                cutting.marks[name] = mark
-        for name in self.chunk.inputs:
-            value = self.traced.values[name]
-            if name not in values and not value.source:
-                values[name] = cutting._along(value, cutting._layout(name, cutting.layouts))
-        for piece in self.parts.pieces:
-            for ref, spec in zip(piece.outputs, piece.code.outputs, strict=True):
-                self._made(ref, spec)
-        for change in self.parts.changes:
-            self._changed(change)
-        for piece in self.parts.pieces:
-            cutting.chunks.append(self._piece(piece))
-
-    def _piece(self, piece: Piece) -> TracedChunk:
-        inputs = tuple(map(self._name, piece.inputs))
-        place = self.cutting.place
-        if place in inputs and place not in self.cutting.values:
-            cut = tuple((axis, REPLICATED) for axis in self.cutting.axes_before)
-            self.cutting.values[place] = TracedValue(
-                "coordinate", COORDINATE, False, False, self.axis, (*cut, (self.axis, STACKED))
-            )
-        return replace(
-            self.chunk,
-            inputs=inputs,
-            outputs=tuple(map(self._name, piece.outputs)),
-            code=piece.code,
-            piece_of=self._whole(),
-            checkpoint=self.chunk.checkpoint or _checkpoint(self.chunk.code.graph),
-            gradients=self.cutting._gradients(self.chunk, inputs, self._lies),
-        )
-
-    def _whole(self) -> int:
-        """The number of the chunk that is cut, which the cut over another axis has not given yet."""
-        return self.chunk.piece_of if self.chunk.piece_of >= 0 else self.cutting.next + self.index
-
-    def _lies(self, param: str) -> Layout:
-        """How the gradient of a parameter lies that one of the pieces reads."""
-        layout = self.parts.param_grads[str(self.chunk.inputs.index(param))]
-        if layout is None:
-            raise AxisError(
-                f"{param} is read along {self.axis} by code that is equal on all ranks and by code "
-                "that differs",
-                call=self.cutting.how.call,
-                legal="parameters that only one kind of code reads",
-            )
-        return layout
-
-    def _name(self, ref: Ref) -> str:
-        if ref.kind == "place":
-            return self.cutting.place
-        if ref.kind == "node" and ref.of in self.given:
-            return self.given[ref.of]
-        if ref in self.results:
-            return self.results[ref]
-        assert ref.of is not None
-        what = ref.of.name
-        return f"%{self.axis}{self.index}.{ref.kind}.{what}"
-
-    def _made(self, ref: Ref, spec: TensorType) -> None:
-        """A Value that a piece makes."""
-        name, node = self._name(ref), _node_of(ref)
-        layout = self.parts.layouts[node]
-        if ref.kind == "send":
-            assert isinstance(ref.of, Change)
-            layout = ref.of.sent
-        self._value(name, spec, node, layout)
-
-    def _changed(self, change: Change) -> None:
-        """A Value in the layout in which pieces read it."""
-        name = self._name(Ref("change", change))
-        source = Ref("send", change) if change.sends else Ref("node", change.source)
-        if change.previous is not None:
-            source = Ref("change", change.previous)
-        spec = self._read_spec(change)
-        self._value(name, spec, change.source, change.read, source=self._name(source))
-
-    def _value(
-        self, name: str, spec: TensorType, node: fx.Node, layout: Layout, *, source: str = ""
-    ) -> None:
-        known = self.traced.values.get(name)
-        before = known.cut if known else self._cut_before(node, len(spec.shape))
-        self.cutting.values[name] = TracedValue(
-            known.role if known else "activation",
-            spec,
-            self.parts.flows[node],
-            self._is_batched(node) if known is None else known.batched,
-            known.of if known else "",
-            cut=(*before, (self.axis, self.cutting.orders.outside(layout, self.orders))),
-            source=source,
-        )
-
-    def _is_batched(self, node: fx.Node) -> bool:
-        """As the Value that it is; what is made in between may have rows even if it reads no batch."""
-        return node not in self.known or self.traced.values[self.known[node]].batched
-
-    def _cut_before(self, node: fx.Node, num_dims: int) -> Layouts:
-        """How what is made of a node lies along axes that were cut before: as the input or output of the
-        chunk that it is, whose dims a stack moves; else only whether each rank has its own is known."""
-        if node not in self.known:
-            return tuple(
-                (axis, STACKED if (axis, node) in self.varying else REPLICATED)
-                for axis in self.cutting.axes_before
-            )
-        own = self.traced.values[self.known[node]]
-        by = num_dims - len(own.spec.shape)
-        return tuple(
-            (axis, way.along(way.dim + by))
-            if isinstance(way, Split) and way.dim is not None
-            else (axis, way)
-            for axis, way in own.cut
-        )
-
-    def _read_spec(self, change: Change) -> TensorType:
-        ref = Ref("change", change)
-        for piece in self.parts.pieces:
-            for have, given in zip(piece.inputs, piece.code.inputs, strict=True):
-                if have == ref:
-                    return given.spec
-        value = change.source.meta["val"]
-        shape = local_shape(tuple(value.shape), change.want, self.size)
-        return self.parts.as_seen(TensorType(shape, str(value.dtype).removeprefix("torch.")))
+def _is_param(chunk: TracedChunk, index: int) -> bool:
+    return chunk.code.inputs[index].param
 
 
-def _checkpoint(graph: fx.Graph) -> Literal["", "nothing", "expensive"]:
-    """What is kept of code that the user checkpoints: nothing, or products where a policy chooses."""
-    # Masks and tables that read nothing may be copies from elsewhere.
-    own = (n for n in graph.nodes if any(arg.op == "placeholder" for arg in n.all_input_nodes))
-    first = next(own, None)
-    if first is None or region_of(first) is None:
-        return ""
-    return "expensive" if CONTEXTS in first.meta else "nothing"
-
-
-def _node_of(ref: Ref) -> fx.Node:
-    node = ref.of.source if isinstance(ref.of, Change) else ref.of
-    assert node is not None
-    return node
+def _together(how: TensorCut, *reasons: str) -> TensorError:
+    return TensorError(
+        f"experts cannot be sharded over {how.axis}, whose ranks do not each have rows of their own",
+        call=how.call,
+        requirement=8,
+        details=list(dict.fromkeys(reasons)),
+        legal=f"sequence= or batch= in shard_tensor over {how.axis}, and piper.mixture, which sorts "
+        "rows and puts them back; or shard over another axis",
+    )

@@ -7,7 +7,7 @@ communication along axes follows from one table, `conversion`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -246,6 +246,12 @@ def in_dims_of(read: Layouts, made: Layouts, by: int) -> Layouts:
         return alike if by and other == alike else way
 
     return tuple((axis, moved(axis, way)) for axis, way in made)
+
+
+def as_routed(cut: Layouts, layout: Iterable[tuple[str, Layout]]) -> Layouts:
+    """How code has rows that lie with their experts along the axes for which `layout` says so."""
+    ways = dict(layout)
+    return tuple((a, ways[a] if isinstance(ways.get(a), Routed) else way) for a, way in cut)
 
 
 def is_read_as(made: Layout, read: Layout) -> bool:

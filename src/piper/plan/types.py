@@ -23,7 +23,7 @@ from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 11
+VERSION = 12
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 

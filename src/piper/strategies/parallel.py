@@ -33,6 +33,7 @@ def parallel(
     ep: int = 1,
     tp: int = 1,
     sp: bool = False,
+    etp: int | None = None,
     cp: int = 1,
     cp_attention: Attention = "gather",
     zero: int = 0,
@@ -55,10 +56,11 @@ def parallel(
     World size is pp x dp x cp x tp. Experts are split over `ep` ranks and copied over the dp / ep
     others; everything else is copied over all data ranks. Over `tp` ranks matrices and tables are cut,
     as `shard_tensor` finds it; with `sp` also what lies between them, along dim 1 of the batch's leaves
-    of integers. Over `cp` ranks these leaves are cut themselves; `cp_attention` is the `attention` of
-    `shard_tensor`. `zero`, `bucket_size`, `prefetch`, `reduce_every` and `reuse` are those of
-    `replicate`, `max_load` that of `shard`; `recompute` is what to keep where all else is computed
-    again.
+    of integers. Each expert is cut over `etp` ranks, all of `tp` or 1. With 1 experts stay whole, each
+    rank sends them its own part of the tokens, and `ep` counts the ranks of `tp`, too. Over `cp` ranks
+    leaves of integers are cut themselves; `cp_attention` is the `attention` of `shard_tensor`. `zero`,
+    `bucket_size`, `prefetch`, `reduce_every` and `reuse` are those of `replicate`, `max_load` that of
+    `shard`; `recompute` is what to keep where all else is computed again.
 
     Tagged regions are shared out evenly over the stages of the schedule; a model without any is cut
     into as many, of about equal `costs`, which are those of `cut`. The schedule is a name, a .csv or
@@ -66,12 +68,10 @@ def parallel(
     microbatches as a file or table has, else 1. A schedule that goes by costs ("auto") takes them from
     a `machine`, where one is given, computing in a `precision`: both as in `lower`.
     """
-    if ep < 1 or dp % ep:
-        raise MeshError(
-            f"ep={ep} does not divide dp={dp}", legal=f"ep=1, or another divisor of dp={dp}"
-        )
     if sp and tp == 1:
         raise MeshError("sp=True, but no ranks share tensors", legal="tp=2 or more with sp=True")
+    whole_experts = _experts_stay_whole(etp, tp, sp)
+    data_ep = _data_ranks_of_experts(ep, dp, tp if whole_experts else 1)
     if cp == 1 and cp_attention != "gather":
         raise MeshError(
             f"cp_attention={cp_attention!r}, but no ranks share sequences",
@@ -91,10 +91,10 @@ def parallel(
                 f"costs={costs!r}, but no stages are cut",
                 legal=f"pp=2 or more and a model without {stage_tag} tags, or no costs",
             )
-        mesh = s.mesh(pp=pp, dp=dp // ep, ep=ep, **_more(cp=cp, tp=tp))
-        if ep > 1 and not s.tags.get(expert_tag):
+        mesh = s.mesh(pp=pp, dp=dp // data_ep, ep=data_ep, **_more(cp=cp, tp=tp))
+        if (ep > 1 or whole_experts) and not s.tags.get(expert_tag):
             raise MeshError(
-                f"ep={ep}, but no region has the tag {expert_tag}",
+                f"{f'ep={ep}' if ep > 1 else f'etp={etp}'}, but no region has the tag {expert_tag}",
                 legal=f'tag the experts with annotate("{expert_tag}")',
             )
         table = None
@@ -124,14 +124,18 @@ def parallel(
         if ep > 1:
             s.replicate(tagged((expert_tag, None)), over=("dp", "ep"), **options)
             s.replicate(tagged((expert_tag, "*")), over="dp", **options)
-            s.shard(tagged((expert_tag, "*")), over="ep", max_load=max_load)
+            over = ("ep", "tp") if whole_experts else "ep"
+            s.shard(tagged((expert_tag, "*")), over=over, max_load=max_load)
         else:
             s.replicate(where(), over=("dp", "ep"), **options)
         if cp > 1:
             leaves = _sequence(s, cp * tp if sp else cp)
             s.shard_tensor(where(), over="cp", params={}, batch=leaves, attention=cp_attention)
         if tp > 1:
-            s.shard_tensor(where(), over="tp", sequence=_sequence(s, tp) if sp else None)
+            dense = tagged((expert_tag, None)) if whole_experts else where()
+            s.shard_tensor(dense, over="tp", sequence=_sequence(s, tp) if sp else None)
+        if whole_experts and ep == 1:
+            s.shard_tensor(tagged((expert_tag, "*")), over="tp", params={})
         if recompute is not None:
             s.recompute(where(), keep=recompute)
         s.split(where(), "MB", microbatches // (table.num_directions if table else 1))
@@ -145,6 +149,36 @@ def parallel(
             s.order(table, tag=stage_tag, stages=None if plain else stages)
 
     return strategy
+
+
+def _experts_stay_whole(etp: int | None, tp: int, sp: bool) -> bool:
+    """Whether ranks that share other tensors hold whole experts."""
+    if etp not in (None, 1, tp):
+        raise MeshError(
+            f"etp={etp!r} with tp={tp}", legal=f"etp=1, or etp={tp}: that is the default"
+        )
+    whole = etp == 1 and tp > 1
+    if whole and not sp:
+        raise MeshError(
+            f"etp=1, but all {tp} ranks of tp have the same tokens",
+            legal="sp=True with etp=1, so that each has its part of them",
+        )
+    return whole
+
+
+def _data_ranks_of_experts(ep: int, dp: int, tp: int) -> int:
+    """Over how many data ranks experts are split, of `ep` ranks in all; with each of these go `tp`."""
+    data_ep = 1 if ep == 1 else ep // tp
+    if data_ep > 0 and dp % data_ep == 0 and ep in (1, data_ep * tp):
+        return data_ep
+    if tp == 1:
+        raise MeshError(
+            f"ep={ep} does not divide dp={dp}", legal=f"ep=1, or another divisor of dp={dp}"
+        )
+    raise MeshError(
+        f"ep={ep} with etp=1, where experts are on all tp={tp} ranks of some of dp={dp}",
+        legal="ep=" + " or ".join(["1", *(str(tp * n) for n in range(1, dp + 1) if dp % n == 0)]),
+    )
 
 
 def _more(**sizes: int) -> dict[str, int]:

@@ -223,8 +223,9 @@ class Analysis(Readings):
         else:
             answer = known(ask)
             for arg, want in zip(args, answer.wants, strict=True):
-                cut = isinstance(want, Split) and want != STACKED
-                if cut and not divides(want, shape_of(arg), self.size):
+                if not isinstance(want, Split) or want == STACKED:
+                    continue
+                if not divides(want, shape_of(arg), self.size):
                     length = shape_of(arg)[dim_of(want)]
                     answer = ask.all_replicated(f"{length} does not divide by {self.size} ranks")
                     break
@@ -246,9 +247,9 @@ class Analysis(Readings):
         for layout, want in zip(have, answer.wants, strict=True):
             if layout != want and (order_of(layout) or order_of(want) or STACKED in (layout, want)):
                 raise self._apart(node, answer.reason or "it reads rows in two orders")
-        if apart and operator_name(node) not in ("put_rows", "take_rows"):
-            if any(isinstance(made, Split) and not made.order for made in makes):
-                raise self._apart(node, "it takes sorted rows apart")
+        mixes = any(isinstance(made, Split) and not made.order for made in makes)
+        if apart and mixes and operator_name(node) not in ("put_rows", "take_rows"):
+            raise self._apart(node, "it takes sorted rows apart")
 
     def _apart(self, node: fx.Node, reason: str) -> SortedApartError:
         return SortedApartError(str(Note(operator_name(node), reason, source_of(node), node)))

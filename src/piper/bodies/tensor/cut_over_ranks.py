@@ -123,8 +123,9 @@ def prepared(
     for name, node in named.items():
         for layout in (layouts.get(name), batch.get(name)):
             shape = node.meta["val"].shape
-            cut = isinstance(layout, Split) and layout != STACKED
-            if cut and not divides(layout, shape, size):
+            if not isinstance(layout, Split) or layout == STACKED:
+                continue
+            if not divides(layout, shape, size):
                 raise TraceError(
                     f"{name} {list(shape)} does not divide as {layout} over {size} ranks",
                     legal=f"a dim, and blocks, that {size} divides",

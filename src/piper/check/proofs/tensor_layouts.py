@@ -12,6 +12,7 @@ from piper.ir.layouts import (
     PARTIAL,
     REPLICATED,
     Layouts,
+    Routed,
     change_between,
     in_dims_of,
     is_read_as,
@@ -95,6 +96,8 @@ class _Lying:
         except PlanError as error:
             return f"leads from {source.name} to {target.name}: {error.message}"
         over = self.world.group(task).over
+        if any(isinstance(way, Routed) for _, way in (*source.cut, *target.cut)):
+            axes = over if {*axes} <= {*over} else axes  # rows also travel along axes of data
         if (change, axes) == (task.comm, over):
             if change == "shift" and task.reverse != shifts_back(made, target.cut):
                 return f"shifts {source.name} to {target.name} the wrong way round"

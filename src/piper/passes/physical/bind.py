@@ -13,7 +13,7 @@ import msgspec
 
 from piper.errors import PlanError
 from piper.ir.graph import Graph
-from piper.ir.layouts import Layouts, change_between, dual, in_dims_of, local
+from piper.ir.layouts import Layouts, as_routed, change_between, dual, in_dims_of, local
 from piper.ir.nodes import Chunk
 from piper.ir.routing import ExpertForm, expert_form
 from piper.ir.tensor_type import TensorType
@@ -205,6 +205,7 @@ class _Binder:
             name=name,
             type=msgspec.structs.replace(value.type, bound=None),
             layout=plain_layout(self.logical.values[name]),
+            cut=self.logical.values[name].cut,
         )
         route.give_back(self.draft, made, plain, chunk=node)
 
@@ -234,7 +235,11 @@ class _Binder:
             raise PlanError(f"{node.name} makes {name} as {spec}, but the graph says {type}")
         change, _ = change_between(value.layout, plain_layout(value), self.logical.mesh)
         made = msgspec.structs.replace(
-            value, name=f"{name}~local" if change else name, type=type, slice=node.slice
+            value,
+            name=f"{name}~local" if change else name,
+            type=type,
+            slice=node.slice,
+            cut=as_routed(value.cut, value.layout),
         )
         return self.draft.value(made)
 

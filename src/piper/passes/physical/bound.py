@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from piper.ir.graph import Graph
-from piper.ir.layouts import Layouts, dual
+from piper.ir.layouts import Layouts, as_routed, dual
 from piper.ir.nodes import Chunk, Node
+from piper.ir.routing import counts_of
+from piper.ir.values import made_along
 from piper.passes.physical.route import Route
 from piper.plan.body_spec import ChunkBodies, Ref
 
@@ -37,13 +39,24 @@ def traced_layouts(
 
 
 def _layouts(logical: Graph, forward: Node, ref: Ref, gradients: Mapping[str, str]) -> Layouts:
-    values = logical.values
     if ref.kind == "input":
-        return values[forward.inputs[ref.index]].cut
+        return _inside(logical, forward, forward.inputs[ref.index])
     if ref.kind == "output":
-        return values[forward.outputs[ref.index]].cut
+        return _inside(logical, forward, forward.outputs[ref.index])
     if ref.kind == "tangent":
-        return tuple((a, dual(way)) for a, way in values[forward.outputs[ref.index]].cut)
+        made = _inside(logical, forward, forward.outputs[ref.index])
+        return tuple((axis, dual(way)) for axis, way in made)
     if ref.kind == "grad":
-        return values[gradients[forward.inputs[ref.index]]].cut
+        return _inside(logical, forward, gradients[forward.inputs[ref.index]])
     return ()  # what one phase keeps for another
+
+
+def _inside(logical: Graph, node: Node, name: str) -> Layouts:
+    """How the code of a node has a Value: rows of sharded experts are with their experts."""
+    assert isinstance(node, Chunk)
+    value = logical.values[name]
+    sharded = [owner.axis for owner in node.owners if owner.shares == "experts"]
+    if not any(axis in sharded for axis, _ in value.cut):
+        return value.cut
+    counts = counts_of(logical, node)
+    return as_routed(value.cut, [(a, made_along(value, a, "experts", counts)) for a in sharded])

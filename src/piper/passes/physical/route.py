@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from piper.errors import PlanError
-from piper.ir.layouts import Layouts, Routed
+from piper.ir.layouts import Layouts, Routed, as_routed
 from piper.ir.nodes import COMPUTE, Chunk, Owner, Read
 from piper.ir.routing import ExpertForm
 from piper.ir.tensor_type import TensorType
@@ -50,6 +50,7 @@ class Route:
             self.chunk.slice,
             type=TensorType(shape, traced.dtype),
             layout=reads[self.form.counts],
+            cut=as_routed(traced.cut, reads[self.form.counts]),
         )
         self._exchange(draft, f"counts>{self.chunk.name}", counts, received, self.chunk)
         assert self.chunk.slice is not None
@@ -88,6 +89,7 @@ class Route:
             chunk.slice,
             type=msgspec.structs.replace(rows.type, bound=bound),
             layout=read,
+            cut=as_routed(rows.cut, read),
         )
         self._exchange(draft, label, name, sent, chunk, splits=self.splits)
         return sent
