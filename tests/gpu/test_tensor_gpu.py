@@ -26,6 +26,8 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("experts", {"tp": 2, "dp": 2, "ep": 2, "microbatches": 2}),
     ("counted", {"cp": 2, "tp": 2}),
     ("dense", {"cp": 4}),
+    ("mixture", {"cp": 2, "dp": 2, "ep": 2}),
+    ("mixture", {"tp": 2, "sp": True, "etp": 1, "dp": 2, "ep": 4}),
 ]
 
 

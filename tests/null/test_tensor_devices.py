@@ -20,6 +20,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("counted", {"cp": 2, "tp": 2}),
     ("dense", {"cp": 2, "cp_attention": "ring"}),
     ("dense", {"cp": 2, "cp_attention": "heads"}),
+    ("mixture", {"tp": 2, "sp": True, "etp": 1, "dp": 2, "ep": 4}),
 ]
 
 

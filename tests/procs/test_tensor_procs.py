@@ -23,6 +23,8 @@ ROWS: list[tuple[int, str, dict[str, Any]]] = [
     (4, "dropout", {"cp": 4, "cp_attention": "ring"}),
     (4, "rms", {"cp": 2, "tp": 2, "sp": True, "cp_attention": "heads"}),
     (4, "dense", {"cp": 2, "dp": 2, "zero": 3, "cp_attention": "heads"}),
+    (2, "mixture", {"cp": 2}),
+    (4, "mixture", {"tp": 2, "sp": True, "etp": 1, "dp": 2, "ep": 4}),
 ]
 
 
