@@ -36,9 +36,11 @@ gallery = module_of(str(ROOT / "docs" / "gallery.py"))
 
 _SECTION = re.compile(r"^ *# \d+\. .*\n", re.M)
 _MARK = re.compile(r"^\{(code|output|run)(?: (\d+))?(?: (piper [^\n]*))?\}$", re.M)
+
+
 @dataclass(frozen=True)
 class Window:
-    """Which part of a timeline is drawn: from when to when, in milliseconds, and what on which tracks."""
+    """Which part of a timeline is drawn: from when to when, in milliseconds, and what is on tracks."""
 
     begin: float
     end: float
@@ -48,7 +50,8 @@ class Window:
 
 _DRAWN = {
     "06_overlap": {
-        name: Window(220, 270, (1,), ("run", "all_to_all")) for name in ("1f1b", "dualpipev")
+        name: Window(300, 340, (1,), ("run", "all_to_all"))
+        for name in ("1f1b", "dualpipev", "backward_first")
     },
     "08_remove_a_bubble": {
         name: Window(0, 85, (0, 1, 2, 3)) for name in ("before", "balanced", "after")

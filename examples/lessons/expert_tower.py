@@ -1,6 +1,7 @@
 """A tower whose blocks have experts: each row goes through the two that a router chooses for it."""
 
 import torch
+import tower
 from torch import nn
 
 import piper
@@ -25,11 +26,11 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, EXPERTS, bias=False)
-        self.dense = nn.Linear(width, width)
+        self.dense = tower.Block(width)  # each row goes through it, as through a layer's attention
         self.experts = Experts(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + torch.relu(self.dense(x))
+        x = self.dense(x)
         normed = self.norm(x)
         weights, chosen = self.router(normed).softmax(-1).topk(CHOSEN, dim=-1)
         return x + piper.mixture(self.experts, normed, chosen, weights, num_experts=EXPERTS)
