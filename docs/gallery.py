@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from pathlib import Path
 
-from piper.schedules import SCHEDULES, Replay, Table, draw_svg, replay, schedule
+from piper.schedules import SCHEDULES, Replay, Table, describe, draw_svg, replay, schedule
 
 RANKS, MICROBATCHES = 4, 8
 FOLDER = "pictures/gallery"
@@ -18,88 +18,6 @@ svg > text { fill: #d5d9e0 }
 svg > path { stroke: #ffffff33 }
 }</style>
 """
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a schedule trades for what, and where it was published."""
-
-    trade: str
-    source: str
-    link: str
-
-
-def _arxiv(number: str, what: str) -> tuple[str, str]:
-    return f"{what}, arXiv {number}", f"https://arxiv.org/abs/{number}"
-
-
-_ZERO_BUBBLE = _arxiv("2401.10241", "Zero Bubble Pipeline Parallelism")
-_MEMORY = _arxiv("2405.15362", "Pipeline Parallelism with Controllable Memory")
-_DEEPSEEK = _arxiv("2412.19437", "DeepSeek-V3 Technical Report")
-ENTRIES = {
-    "gpipe": Entry(
-        "The simplest order: it pays with memory, since every microbatch is held at once.",
-        *_arxiv("1811.06965", "GPipe"),
-    ),
-    "1f1b": Entry(
-        "As long as GPipe, but a rank holds only as many microbatches as there are ranks from it on.",
-        *_arxiv("2006.09503", "PipeDream-Flush"),
-    ),
-    "eager_1f1b": Entry(
-        "1F1B with more forwards ahead: it holds more, and messages have time to arrive.",
-        *_arxiv("2211.05322", "On Optimizing the Communication of Model Parallelism"),
-    ),
-    "looped_bfs": Entry(
-        "Several stages a rank make the bubble smaller; all microbatches of all of them are held.",
-        *_arxiv("2211.05953", "Breadth-First Pipeline Parallelism"),
-    ),
-    "interleaved_1f1b": Entry(
-        "The small bubble of several stages a rank for less memory; messages are twice as many.",
-        *_arxiv("2104.04473", "Efficient Large-Scale Language Model Training, Megatron-LM"),
-    ),
-    "zb_h1": Entry(
-        "Backwards in two halves fill what 1F1B left idle, for the memory of 1F1B's first rank.",
-        *_ZERO_BUBBLE,
-    ),
-    "zb_h2": Entry(
-        "No bubble between the first and the last rank's work, for almost twice the memory.",
-        *_ZERO_BUBBLE,
-    ),
-    "interleaved_zb": Entry(
-        "Half the warm-up of interleaved 1F1B, and weight halves where a rank would wait: less bubble "
-        "and less memory, for as many messages.",
-        "torch.distributed.pipelining, ScheduleInterleavedZeroBubble",
-        "https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
-    ),
-    "zbv": Entry(
-        "Two stages a rank in a V: no bubble inside of a rank's work, for the memory of 1F1B; a rank "
-        "sends twice as many messages.",
-        *_ZERO_BUBBLE,
-    ),
-    "v_half": Entry(
-        "A tighter V: on many ranks half of what 1F1B holds, for some bubble.",
-        *_MEMORY,
-    ),
-    "v_min": Entry(
-        "The tightest V: on many ranks a third of what 1F1B holds, for more bubble.",
-        *_MEMORY,
-    ),
-    "dualpipe": Entry(
-        "Two directions at once, in which forwards and backwards overlap and hide each other's "
-        "communication; each direction has its own copy of all parameters.",
-        *_DEEPSEEK,
-    ),
-    "dualpipev": Entry(
-        "The overlap of DualPipe with one copy of the parameters: the second direction is the way "
-        "up of a V.",
-        "DualPipe and DualPipeV, DeepSeek",
-        "https://github.com/deepseek-ai/DualPipe",
-    ),
-    "auto": Entry(
-        "A search: the shortest table that it finds for given costs, within a limit on memory.",
-        *_ZERO_BUBBLE,
-    ),
-}
 
 
 def for_both_modes(svg: str) -> str:
@@ -142,10 +60,19 @@ def _row(name: str, table: Table, replayed: Replay) -> str:
 
 
 def _part(name: str, path: str) -> str:
-    entry = ENTRIES[name]
+    about = describe(name)
     command = f"piper schedule {name} --ranks {RANKS} --microbatches {MICROBATCHES}"
+    picture = f"![{name} on {RANKS} ranks with {MICROBATCHES} microbatches]({path})"
     return (
-        f"## {name}\n\n![{name} on {RANKS} ranks with {MICROBATCHES} microbatches]({path})\n\n"
-        f"{entry.trade}\nPublished: [{entry.source}]({entry.link}).\n\n"
-        f"```console\n$ {command}\n```\n"
+        f"## {name}\n\n{about.summary} {about.trades}\n\n[{picture}]({path})\n\n"
+        f"```console\n$ {command}\n```\n\nPublished: {_linked(about.published)}.\n"
     )
+
+
+def _linked(published: str) -> str:
+    """`GPipe, arXiv 1811.06965`, or a title and an address, as a link."""
+    title, _, place = published.rpartition(", ")
+    number = re.fullmatch(r"arXiv (\d+\.\d+)", place)
+    if number:
+        return f"[{published}](https://arxiv.org/abs/{number[1]})"
+    return f"[{title}]({place})"

@@ -1,4 +1,4 @@
-"""Two texts in; the first place at which they say something else, but for small differences of numbers."""
+"""Two texts in; the first line in which they differ, but for small differences of numbers, out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ _NUMBER = re.compile(r"(?<![A-Za-z_.])\d+(?:\.\d+)?")
 
 
 def difference(one: str, other: str, *, close: float = 0.01, near: float = 0.0) -> str:
-    """Empty if all words are equal, and all numbers to a part `close` of them or within `near`. Hashes of
-    plans, and how wide columns are, may differ."""
+    """Empty if all words are equal, and numbers to a part `close` of them or within `near`.
+
+    Hashes of plans, and how wide columns are, may differ.
+    """
     shown, said = (
         [" ".join(_HASH.sub("HASH", line).split()) for line in text.splitlines()]
         for text in (one, other)

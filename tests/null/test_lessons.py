@@ -1,4 +1,4 @@
-"""The lessons and the gallery without running anything: nothing is left out, and pages show the scripts."""
+"""The lessons and the gallery, without a run: nothing is left out, and pages show the scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from piper.cli.main import main
 from piper.files import module_of
-from piper.schedules import SCHEDULES
+from piper.schedules import SCHEDULES, describe
 from tests.same_text import difference
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_a_page_shows_the_whole_script(name: str) -> None:
     shown = re.findall(r"```python\n(.*?)\n```", page, re.DOTALL)
     own = re.findall(r"```python\n(.*?)\n```", lessons.template(name), re.DOTALL)
     assert [code for code in shown if code not in own] == lessons.sections(lessons.source(name))
-    assert "## Exercises" in page and "Go on with" in page or name == NAMES[-1]
+    assert ("## Exercises" in page and "Go on with" in page) or name == NAMES[-1]
 
 
 def test_a_page_that_leaves_something_out_is_an_error(tmp_path: Path) -> None:
@@ -49,6 +49,9 @@ def test_the_gallery_has_all_schedules_and_its_commands_run(
 ) -> None:
     page = (DOCS / "gallery.md").read_text()
     assert re.findall(r"^## (\w+)$", page, re.M) == list(SCHEDULES)
+    for name in SCHEDULES:
+        about = describe(name)
+        assert about.trades.endswith(".") and re.search(r", (arXiv \d|https://)", about.published)
     pictures = {path.stem for path in (DOCS / "pictures" / "gallery").iterdir()}
     assert pictures == set(SCHEDULES)
     for command in re.findall(r"^\$ piper (.*)$", page, re.M):
