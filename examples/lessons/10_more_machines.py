@@ -33,7 +33,8 @@ def main() -> None:
     with job.launch("loopback") as run:
         expected = [run.step(tower.batch(seed)).loss for seed in range(3)]
     if os.environ.get("RANK", "0") == "0":
-        print(f"2 ranks on {device}, started by {launcher}: {[round(loss, 4) for loss in losses]}")
+        shown = [round(loss, 4) for loss in losses]
+        print(f"{job.plan.mesh.size} ranks on {device}, started by {launcher}: {shown}")
     pairs = zip(losses, expected, strict=True)
     assert all(math.isclose(loss, other, rel_tol=1e-5) for loss, other in pairs)
 
