@@ -75,6 +75,7 @@ browser: .venv/ready web/node_modules/ready
 
 docs: .venv/ready
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/lessons.py
 
 # The documentation as a site in site/; a link or an anchor that leads nowhere ends it.
 site: .venv/ready

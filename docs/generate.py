@@ -31,6 +31,7 @@ GENERATED = ("directives", "reference")  # folders that hold nothing else
 CLASSES: dict[str, type[Directive]] = {kind_of(cls): cls for cls in SHIPPED}
 
 rewrites = module_of(str(DOCS / "rewrites.py"))
+gallery = module_of(str(DOCS / "gallery.py"))
 one_tensor = module_of(str(DOCS / "one_tensor.py"))
 reference = module_of(str(DOCS / "reference.py"))
 
@@ -216,12 +217,13 @@ def _anchor(title: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """All generated pages by their path under docs/."""
+    """All generated pages, and the pictures of the gallery, by their path under docs/."""
     refused = refusals()
     by_path = {f"directives/{name}.md": directive_page(name, refused) for name in directives()}
     by_path["directives/README.md"] = index_page()
     by_path["errors.md"] = errors_page(refused)
     by_path["one_tensor.md"] = one_tensor.page(NOTE)
+    by_path |= gallery.files(NOTE)
     by_path["index.md"] = first_page((DOCS.parent / "README.md").read_text())
     by_path["reference/api.md"] = reference.api_page(NOTE)
     by_path["reference/cli.md"] = reference.cli_page(NOTE)

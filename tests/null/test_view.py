@@ -17,13 +17,14 @@ from piper.api.job import Job
 from piper.check import check_plan
 from piper.cli.main import main
 from piper.cost.presets import machine
-from piper.errors import PlanError
+from piper.errors import FileError, PlanError
 from piper.insight.causes import Causes
 from piper.insight.critical_path import critical_path
 from piper.insight.use_of_time import use_of_time
 from piper.observe.flows import Place
+from piper.observe.pictures.svg import draw_svg
 from piper.observe.timeline import Timeline
-from piper.observe.timeline_files import to_bytes
+from piper.observe.timeline_files import load_timeline, to_bytes
 from piper.plan.memory_ledger import CATEGORIES
 from piper.plan.report.track_memory import fill_memory
 from piper.plan.types import Plan, class_of
@@ -267,6 +268,25 @@ def test_a_page_needs_nothing_else() -> None:
 
 def job_of(plan: Plan) -> Job:
     return Job(plan, {}, check_plan(plan))
+
+
+def test_a_job_simulates_its_step_and_a_timeline_saves_itself(tmp_path: Path) -> None:
+    job = job_of(plan_of("pp_dp_ep"))
+    for by_rank in (False, True):
+        found = job.simulate("h100", steps=3, by_rank=by_rank)
+        expected = simulate(job.plan, machine("h100"), steps=3, by_rank=by_rank)
+        assert found.steps == expected.steps and len(found.steps) == 3
+        assert [list(track) for track in found.tracks] == [list(t) for t in expected.tracks]
+        assert all(track.memory["parameters"].peak for track in found.tracks)
+    assert job.simulate().host_computes  # of a CPU plan: on a CPU
+    found.save(tmp_path / "step.timeline")
+    assert load_timeline(str(tmp_path / "step.timeline")) == found
+    found.save(tmp_path / "step.svg")
+    assert (tmp_path / "step.svg").read_text() == draw_svg(found)
+    with pytest.raises(FileError, match=r"what is .*step\.gif to be"):
+        found.save(tmp_path / "step.gif")
+    with pytest.raises(PlanError, match="steps=0"):
+        job.simulate(steps=0)
 
 
 def test_job_show_and_notebooks(tmp_path: Path) -> None:

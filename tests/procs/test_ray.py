@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ needs_ray = pytest.mark.skipif(
     reason="Ray is not installed: pip install 'piper-distributed[ray]'",
 )
 MESH = Mesh((("pp", 2), ("dp", 2)))
+ROOT = Path(__file__).parents[2]
 CELLS = [
     Cell(2, "zb_h1", "sharded", "moe", dp=2),
     Cell(3, "1f1b", "sharded", "tied", dp=2),
@@ -111,6 +113,23 @@ def test_actors_that_are_lost_do_not_show_in_training(cluster: str, tmp_path: Pa
     assert found == pytest.approx(undisturbed(steps, microbatches=4), rel=1e-5)
     seconds = [float(text.split()[2]) for text in run.notes("went on")]
     print(f"Ray: {kills} losses, went on after {min(seconds)} to {max(seconds)} s")
+
+
+@needs_ray  # without a pool, too
+def test_the_last_lesson_runs_on_a_cluster(cluster: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/lessons/10_more_machines.py", "ray"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=200,
+        check=False,
+        env={**os.environ, "RAY_ADDRESS": cluster},
+    )
+    assert done.returncode == 0, done.stderr
+    losses = re.search(r"started by ray: (\[.*\])", done.stdout)
+    page = (ROOT / "docs" / "lessons" / "10_more_machines.md").read_text()
+    assert losses and losses[1] in page
 
 
 @needs_ray

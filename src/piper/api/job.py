@@ -24,11 +24,13 @@ from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.report.diff import diff
 from piper.plan.report.explain import explain
 from piper.plan.report.summary import summarize
+from piper.plan.report.track_memory import fill_memories
 from piper.plan.types import Plan
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.torch_optimizers import check_param_groups
+from piper.sim.simulate import simulate
 from piper.stored.folders import found_in
 from piper.stored.resumable import check_resumable, options_of
 from piper.stored.stored_pieces import StoredState
@@ -236,6 +238,19 @@ class Job:
     def explain(self, name: str) -> str:
         """One task of the plan: who made it, what it waits for and why, what it touches."""
         return explain(self.plan, name)
+
+    def simulate(
+        self, machine: str | Machine | None = None, *, steps: int = 2, by_rank: bool = False
+    ) -> Timeline:
+        """What steps would look like on a machine, before any of them runs.
+
+        `machine` is that of `show`. There is a track for each class of ranks, or for each rank.
+        """
+        if steps < 1:
+            raise PlanError(f"steps={steps}", legal="at least 1")
+        found = simulate(self.plan, machine_for(self.plan, machine), steps=steps, by_rank=by_rank)
+        fill_memories(self.plan, found)
+        return found
 
     def show(
         self,

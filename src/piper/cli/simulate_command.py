@@ -78,8 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from piper.insight.causes import Causes
     from piper.insight.step_text import step_text
     from piper.observe.timeline_output import check_output, save_timeline
-    from piper.plan.report.track_memory import fill_memory
-    from piper.plan.types import class_of
+    from piper.plan.report.track_memory import fill_memories
     from piper.sim.simulate import simulate
 
     for path in arguments.out:
@@ -99,8 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         disturbances=disturbances,
     )
     if arguments.out:
-        for track in timeline.tracks:
-            fill_memory(plan, class_of(plan, track.ranks[0]), track)
+        fill_memories(plan, timeline)
     for path in arguments.out:
         save_timeline(timeline, path)
     causes = Causes(plan, timeline)

@@ -7,6 +7,7 @@ schedule tables, whose unit is theirs.
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from bisect import bisect_right
@@ -180,6 +181,14 @@ class Timeline:
 
         begin, end = self.steps[-1] if self.steps else (None, None)
         return draw_svg(self, begin=begin, end=end, width=_NOTEBOOK)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file of the form that its ending says: .timeline or .json for `piper explain`, .svg a
+        picture, .pftrace for ui.perfetto.dev, .chrome.json for chrome://tracing."""
+        from piper.observe.timeline_output import check_output, save_timeline
+
+        check_output(path)
+        save_timeline(self, path)
 
     @property
     def num_spans(self) -> int:

@@ -60,6 +60,8 @@ class Description(msgspec.Struct, frozen=True):
     bubble: str
     memory: str
     requires: str
+    trades: str
+    published: str
 
 
 def describe(name: str) -> Description:
@@ -69,7 +71,7 @@ def describe(name: str) -> Description:
         found = re.search(rf"^{key}: (.*)$", text, re.M)
         return found[1] if found else ""
 
-    keys = ("Placement", "Bubble", "Memory", "Requires")
+    keys = ("Placement", "Bubble", "Memory", "Requires", "Trades", "Published")
     return Description(text.splitlines()[0], *map(line, keys))
 
 

@@ -18,9 +18,9 @@ from piper.insight.causes import Causes
 from piper.insight.predictions import KindTime, by_kind
 from piper.insight.suspects import Suspect, suspects
 from piper.observe.timeline import Timeline
-from piper.plan.report.track_memory import fill_memory
+from piper.plan.report.track_memory import fill_memories
 from piper.plan.tasks import Comm
-from piper.plan.types import Plan, class_of
+from piper.plan.types import Plan
 from piper.runtime.launch.launchers import pool_of
 from piper.runtime.launch.pool import Pool
 from piper.sim.calibration import with_links, with_rehearsals
@@ -93,8 +93,7 @@ def recorded(
 def compared(job: Job, measured: Timeline, machine: Machine) -> Profile:
     """Recorded steps and what is predicted for them."""
     predicted = simulate(job.plan, machine, steps=2)
-    for track in predicted.tracks:
-        fill_memory(job.plan, class_of(job.plan, track.ranks[0]), track)
+    fill_memories(job.plan, predicted)
     typical = Causes(job.plan, measured, typical_step(measured))
     foreseen = Causes(job.plan, predicted)
     return Profile(

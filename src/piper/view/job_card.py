@@ -9,8 +9,8 @@ from piper.insight.memory_peak import largest_total
 from piper.insight.step_text import show_seconds
 from piper.ir.form.byte_sizes import show_size
 from piper.observe.pictures.svg import draw_svg
-from piper.plan.report.track_memory import fill_memory
-from piper.plan.types import Plan, class_of
+from piper.plan.report.track_memory import fill_memories
+from piper.plan.types import Plan
 from piper.sim.simulate import simulate
 from piper.view.step_shares import step_shares
 from piper.view.strategy_line import strategy_line
@@ -21,8 +21,7 @@ _STEPS = 2
 
 def job_card(plan: Plan, machine: Machine) -> str:
     timeline = simulate(plan, machine, steps=_STEPS)
-    for track in timeline.tracks:
-        fill_memory(plan, class_of(plan, track.ranks[0]), track)
+    fill_memories(plan, timeline)
     shares = step_shares(timeline, _STEPS - 1)
     peak = max(largest_total(track) for track in timeline.tracks)
     figures = {

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from piper.observe.timeline import Column, Track
+from piper.observe.timeline import Column, Timeline, Track
 from piper.plan.local_order import Local
 from piper.plan.memory_ledger import CATEGORIES, MemoryLedger
-from piper.plan.types import Plan, RankClass
+from piper.plan.types import Plan, RankClass, class_of
+
+
+def fill_memories(plan: Plan, timeline: Timeline) -> None:
+    """Give all tracks of a timeline of the plan what it has alive, as `fill_memory` does."""
+    for track in timeline.tracks:
+        fill_memory(plan, class_of(plan, track.ranks[0]), track)
 
 
 def fill_memory(plan: Plan, found: RankClass, track: Track) -> None:

@@ -39,6 +39,8 @@ def auto(
     Placement: loop
     Bubble: the smallest that the search finds
     Memory: max_in_flight
+    Trades: It is as short as a search can make it, for given costs and a limit on memory.
+    Published: Zero Bubble Pipeline Parallelism, arXiv 2401.10241
     """
     name = "auto"
     check_sizes(name, num_ranks=num_ranks, num_microbatches=num_microbatches)

@@ -19,6 +19,8 @@ def dualpipe(*, num_ranks: int, num_microbatches: int) -> Table:
     Bubble: (PP/2-1)(F&B+B-3BW)
     Memory: PP+1
     Requires: an even number of ranks; M even, at least 2PP
+    Trades: Pairs hide their communication; each direction has its own copy of all parameters.
+    Published: DeepSeek-V3 Technical Report, arXiv 2412.19437
     """
     name = "dualpipe"
     check_sizes(name, num_ranks=num_ranks, num_microbatches=num_microbatches)
@@ -64,6 +66,8 @@ def dualpipev(*, num_ranks: int, num_microbatches: int) -> Table:
     Bubble: (PP-1)(F&B+B-3BW)
     Memory: 2PP+1
     Requires: M at least 2PP
+    Trades: Pairs hide their communication as in DualPipe, with one copy of the parameters.
+    Published: DualPipe and DualPipeV, https://github.com/deepseek-ai/DualPipe
     """
     name = "dualpipev"
     check_sizes(name, num_ranks=num_ranks, num_microbatches=num_microbatches)

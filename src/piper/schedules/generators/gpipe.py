@@ -13,6 +13,8 @@ def gpipe(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: loop
     Bubble: (PP-1)(F+B)
     Memory: M
+    Trades: It is the simplest order, and holds every microbatch at once.
+    Published: GPipe, arXiv 1811.06965
     """
     check_sizes("gpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
     rows = []
@@ -29,6 +31,8 @@ def looped_bfs(*, num_ranks: int, num_microbatches: int, stages_per_rank: int = 
     Placement: loop
     Bubble: (PP-1)(F+B), from M = PP
     Memory: V*M
+    Trades: Smaller stages make the bubble smaller; every microbatch is held at once.
+    Published: Breadth-First Pipeline Parallelism, arXiv 2211.05953
     """
     check_sizes(
         "looped_bfs",

@@ -13,6 +13,8 @@ def one_f_one_b(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: loop
     Bubble: (PP-1)(F+B)
     Memory: min(M, PP-r)
+    Trades: It is as long as GPipe, but rank r holds only PP-r microbatches, and never all.
+    Published: PipeDream-Flush, arXiv 2006.09503
     """
     return _table("1f1b", num_ranks, num_microbatches, lead=1)
 
@@ -23,6 +25,8 @@ def eager_1f1b(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: loop
     Bubble: (PP-1)(F+B)
     Memory: min(M, 2(PP-r)-1)
+    Trades: It holds more than 1F1B, and messages have time to arrive.
+    Published: On Optimizing the Communication of Model Parallelism, arXiv 2211.05322
     """
     return _table("eager_1f1b", num_ranks, num_microbatches, lead=2)
 

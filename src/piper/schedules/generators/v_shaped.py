@@ -23,6 +23,8 @@ def zbv(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: vee
     Bubble: 0 where F = BI = BW, from M = 2PP
     Memory: at most min(2M, 2PP)
+    Trades: A rank is never idle inside of its work, for the memory of 1F1B and twice the messages.
+    Published: Zero Bubble Pipeline Parallelism, arXiv 2401.10241
     """
     check_sizes("zbv", num_ranks=num_ranks, num_microbatches=num_microbatches)
     planned = max(num_microbatches, 2 * num_ranks)  # what is too much is left out at the end
@@ -60,6 +62,8 @@ def v_half(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: vee
     Bubble: 3PP-5 times F where F = BI = BW (5 on 4 ranks), from M = PP
     Memory: at most min(2M, PP+2)
+    Trades: It holds half as much as 1F1B on many ranks, and has some bubble.
+    Published: Pipeline Parallelism with Controllable Memory, arXiv 2405.15362
     """
     block: Block = ((1, 2, 1, 2), (2, 0, 0) if num_ranks % 2 else (2, 0, 2))
     small: dict[int, Block] = {2: ((1, 1, 1, 3), (3, 3, 0)), 4: ((1, 2, 2, 1), (2, 0, 2))}
@@ -73,6 +77,8 @@ def v_min(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: vee
     Bubble: 4PP-5 times F where F = BI = BW
     Memory: at most min(2M, 2*floor((PP+1)/3) + 2)
+    Trades: It holds a third as much as 1F1B on many ranks, and has more bubble.
+    Published: Pipeline Parallelism with Controllable Memory, arXiv 2405.15362
     """
     # On a multiple of 3 ranks the tight turns would ask for two actions in one slot.
     block: Block = ((1, 1, 1, 1), (0, 0, 0) if num_ranks % 3 else (1, 0, 2))

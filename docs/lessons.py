@@ -1,0 +1,184 @@
+"""The pages of the lessons: templates, scripts and what they print in; pages and pictures out.
+
+In a template `{code}` is the next section of the script, `{output}` the next paragraph that it prints
+(`{output 2}` the next two), and `{run 9 COMMAND}` a command of piper with the first 9 lines of what it
+prints, in the folder of the script's timelines.
+`python docs/lessons.py` runs all scripts and writes all pages; `make docs` calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from piper.cli.main import main as piper_command
+from piper.files import module_of
+from piper.observe.pictures.svg import draw_svg
+from piper.observe.timeline import Timeline, Track
+from piper.observe.timeline_files import load_timeline
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "examples" / "lessons"
+PAGES = ROOT / "docs" / "lessons"
+PICTURES = "pictures/lessons"
+NOTE = "<!-- written by docs/lessons.py -->"
+WORDS_A_MINUTE = 150
+gallery = module_of(str(ROOT / "docs" / "gallery.py"))
+
+_SECTION = re.compile(r"^ *# \d+\. .*\n", re.M)
+_MARK = re.compile(r"^\{(code|output|run)(?: (\d+))?(?: (piper [^\n]*))?\}$", re.M)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of a timeline is drawn: from when to when, in milliseconds, and what is on tracks."""
+
+    begin: float
+    end: float
+    tracks: tuple[int, ...]
+    kinds: tuple[str, ...] = ("run",)
+
+
+_DRAWN = {
+    "06_overlap": {
+        name: Window(300, 340, (1,), ("run", "all_to_all"))
+        for name in ("1f1b", "dualpipev", "backward_first")
+    },
+    "08_remove_a_bubble": {
+        name: Window(0, 85, (0, 1, 2, 3)) for name in ("before", "balanced", "after")
+    },
+}
+
+
+def names() -> list[str]:
+    """All lessons, in their order."""
+    return sorted(path.stem for path in SCRIPTS.glob("[0-9][0-9]_*.py"))
+
+
+def source(name: str) -> str:
+    return (SCRIPTS / f"{name}.py").read_text()
+
+
+def template(name: str) -> str:
+    return (PAGES / f"{name}.in.md").read_text()
+
+
+def sections(text: str) -> list[str]:
+    """The numbered sections of a script, without the comments that head them."""
+    _, *found = _SECTION.split(text)
+    return [textwrap.dedent(part).strip("\n") for part in found]
+
+
+def run_script(name: str, folder: Path) -> str:
+    """What a lesson prints; its timelines lie in the folder."""
+    arguments = [str(folder)] if name in _DRAWN else []
+    done = subprocess.run(
+        [sys.executable, f"examples/lessons/{name}.py", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=280,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    return done.stdout
+
+
+def page(name: str, printed: str, folder: Path) -> str:
+    """The template with the script's code, what it printed, and what commands print."""
+    code = iter(sections(source(name)))
+    paragraphs = iter(re.split(r"\n\n+", printed.strip("\n")))
+
+    def filled(mark: re.Match[str]) -> str:
+        if mark[1] == "code":
+            return f"```python\n{next(code)}\n```"
+        if mark[1] == "output":
+            text = "\n\n".join(next(paragraphs) for _ in range(int(mark[2] or 1)))
+            return f"```text\n{text}\n```"
+        lines, most = run_command(mark[3], folder).splitlines(), int(mark[2] or 1000)
+        shown = "\n".join([*lines[:most], *(["..."] if len(lines) > most else [])])
+        return f"```console\n$ {mark[3]}\n```\n```text\n{shown}\n```"
+
+    text = _MARK.sub(filled, template(name))
+    left = [*code, *paragraphs]
+    assert not left, f"{name}.in.md does not show: {left[0]}"
+    return f"{NOTE}\n{text}"
+
+
+def run_command(command: str, folder: Path) -> str:
+    """What a command of piper prints, in a folder."""
+    said = io.StringIO()
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+            code = piper_command(shlex.split(command.removeprefix("piper ")))
+    finally:
+        os.chdir(before)
+    differs = 1 if command.startswith("piper diff ") else 0
+    assert code == differs, f"{command}: {code}"
+    return said.getvalue().strip("\n")
+
+
+def pictures(name: str, folder: Path) -> dict[str, str]:
+    """What a page draws of the script's timelines, by paths under docs/."""
+    found = {}
+    for title, window in _DRAWN.get(name, {}).items():
+        drawn = only(load_timeline(str(folder / f"{title}.timeline")), window)
+        svg = draw_svg(drawn, title=title, begin=window.begin * 1e-3, end=window.end * 1e-3)
+        found[f"{PICTURES}/{name}_{title}.svg"] = gallery.for_both_modes(svg)
+    return found
+
+
+def only(timeline: Timeline, window: Window) -> Timeline:
+    """What a window shows."""
+    kept = []
+    for number in window.tracks:
+        track = timeline.tracks[number]
+        chosen = [i for i in range(len(track)) if track[i].label.kind in window.kinds]
+        part = Track(track.name, track.ranks, track.labels, begins=[0])
+        for i in chosen:
+            part.add(track.which[i], track.issued[i], track.start[i], track.end[i])
+        kept.append(part)
+    return Timeline(timeline.source, kept, timeline.steps[:1], timeline.directives)
+
+
+def index_page() -> str:
+    """The lessons with what each one teaches, and how long it takes to read."""
+    rows = []
+    for name in names():
+        title = re.search(r"^# (?:\d+\. )?(.*)$", template(name), re.M)
+        teaches = re.match(r'"""Lesson \d+: .*?\. (.*)\n', source(name))
+        assert title and teaches, name
+        minutes = round(len(f"{template(name)} {source(name)}".split()) / WORDS_A_MINUTE)
+        rows.append(f"| {int(name[:2])} | [{title[1]}]({name}.md) | {teaches[1]} | {minutes} |")
+    return (PAGES / "README.in.md").read_text().format(note=NOTE, rows="\n".join(rows))
+
+
+def main() -> int:
+    """All lessons, or those whose names begin so."""
+    chosen = [name for name in names() if name.startswith(tuple(sys.argv[1:]) or "")]
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            printed = run_script(name, Path(folder))
+            (PAGES / f"{name}.md").write_text(page(name, printed, Path(folder)))
+            for path, svg in pictures(name, Path(folder)).items():
+                (ROOT / "docs" / path).write_text(svg)
+        print(f"wrote docs/lessons/{name}.md")
+    (PAGES / "README.md").write_text(index_page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
