@@ -19,6 +19,10 @@ from piper.view.live.server import LiveServer
 from piper.view.live.step_reports import StepReports
 from piper.view.strategy_line import strategy_line
 
+_OPEN = (
+    "the live view is served at {host}, not encrypted: who can read this network's traffic can read it, "
+    "with its address"
+)
 _CURVES = ("loss", "norm", "lr", "ms", "per_second", "memory", "mfu")
 
 
@@ -62,15 +66,12 @@ class Watch:
             return
         first, self.lines = self.lines is None, lines
         lines.listener = self.hear
-        self._set_state("starting")
-        if first:
-            lines.watch(self.server.url)
-            if not self.server.address.is_loopback:
-                lines.warning(
-                    0,
-                    f"the live view is served at {self.server.address.host}, not encrypted: who can "
-                    "read this network's traffic can read it, with its address",
-                )
+        with self._safely():
+            self._set_state("starting")
+            if first:
+                lines.watch(self.server.url)
+                if not self.server.address.is_loopback:
+                    lines.warning(0, _OPEN.format(host=self.server.address.host))
 
     def begin(self, run: Run, facts: Mapping[str, Any], records: Sequence[Record]) -> None:
         """A run begins, after the steps of some records."""

@@ -46,7 +46,7 @@ def address_of(text: str) -> Address:
 
 
 def may_ask(host: str, address: Address) -> bool:
-    """Whether a request's Host is a number of this machine, or a name that no other can have taken: pages
+    """Whether a request's Host is a number of this machine, or a name that no other can have: pages
     elsewhere can have their own name point here. The port is not looked at: a tunnel has another."""
     name = _name_of(host)
     if not name:
