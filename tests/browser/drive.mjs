@@ -25,7 +25,7 @@ let problems = [];
 
 const actions = {
   /** A file, or the page of a server on this machine, which may ask that server alone. */
-  async open({ file, url, theme }) {
+  async open({ file, url, theme, ms }) {
     await page?.close();
     await context.setOffline(!url);
     page = await context.newPage();
@@ -41,7 +41,7 @@ const actions = {
     await page.emulateMedia({ colorScheme: theme ?? "light" });
     const began = performance.now();
     await page.goto(url ?? `file://${file}`);
-    await page.waitForSelector("html[data-ready=yes]");
+    await page.waitForSelector("html[data-ready=yes]", { timeout: ms ?? 30_000 });
     await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
     return performance.now() - began;
   },

@@ -82,7 +82,7 @@ def test_a_taken_port_is_said_before_anything_is_launched(server: LiveServer) ->
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
-@pytest.mark.parametrize("rest", ["", "events", "step/1", "nothing"])
+@pytest.mark.parametrize("rest", ["", "events", "step", "nothing"])
 def test_without_the_token_or_for_another_host_nothing_is_served(
     server: LiveServer, method: str, rest: str
 ) -> None:
@@ -102,7 +102,7 @@ def test_without_the_token_or_for_another_host_nothing_is_served(
     if method != "GET":
         assert ask(server.url, method, right).status == 405
     elif rest != "events":
-        assert ask(server.url, method, right).status == (404 if rest else 200)
+        assert ask(server.url, method, right).status == {"": 200, "step": 204}.get(rest, 404)
 
 
 def test_the_page_may_run_its_script_and_ask_its_server_and_no_other(server: LiveServer) -> None:
@@ -216,17 +216,22 @@ def test_a_recorded_step_is_made_into_a_report_when_asked_for() -> None:
     reports = StepReports("a strategy")
     timeline = simulate(plan, machine("h100"), steps=1, by_rank=True)
     timeline.plan_json = plan.to_json()
-    assert reports.block(1) is None
+    assert reports.latest() is None
     assert reports.put(timeline, "step 7") == 1
-    packed = reports.block(1)
-    assert packed is not None and reports.block(1) is packed  # once
-    block = zlib.decompress(packed)
+    found = reports.latest()
+    assert found is not None and found[0] == 1
+    again = reports.latest()
+    assert again is not None and again[1] is found[1]  # it is made once
+    block = zlib.decompress(found[1])
     head = json.loads(block[4 : 4 + int.from_bytes(block[:4], "little")])
     assert head["title"] == "a strategy" and head["timelines"][0]["name"] == "step 7"
     assert head["timelines"][0]["path"] and head["plan"]["hash"] == plan.content_hash()
-    assert reports.put(timeline, "step 9") == 2
-    assert reports.block(1) is None  # it is no longer kept
+    reports.put(timeline, "step 9")
+    later = reports.latest()
+    assert later is not None and later[0] == 2 and later[1] != found[1]
+    reports.put(timeline, "step 11")
     reports.close()
+    assert reports.latest() is None
 
 
 def test_a_report_on_its_way_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +240,7 @@ def test_a_report_on_its_way_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
     server.reports.put(simulate(plan_of("pp_dp_ep"), machine("h100"), steps=1), "step 1")
     answers: list[Any] = []
     asking = threading.Thread(
-        target=lambda: answers.append(ask(server.url, "GET", f"/{server.token}/step/1").status)
+        target=lambda: answers.append(ask(server.url, "GET", f"/{server.token}/step").status)
     )
     asking.start()
     while server.reports._process is None:
@@ -244,5 +249,5 @@ def test_a_report_on_its_way_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
     server.close()
     assert time.monotonic() - begun < LAST_WORDS + 2
     asking.join()
-    assert answers == [404]
+    assert answers == [204]
     assert server.reports._process.poll() is not None and threads_left() == []

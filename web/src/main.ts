@@ -16,8 +16,6 @@ function start(report: Report): void {
   document.title = `Piper: ${report.title}`;
   page.header = header(report, () => themes.toggle(), () => page.help.toggle());
   page.show(report);
-  const { pictures, viewport, answers } = page.explorer!;
-  Object.assign(window, { piper: { report, store, pictures, viewport, answers } });
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -24,6 +24,8 @@ export class Page {
   private readonly head = h("div", { class: "head" });
   private readonly bar = h("div");
   private readonly main = h("main");
+  /** What tests know by name: `piper` in the window. */
+  readonly named: Record<string, unknown>;
   private lasting = { store: 0, themes: 0 };
 
   /** `instead` is what a tab shows as long as there is no report, or which is not of the report. */
@@ -34,6 +36,8 @@ export class Page {
     private readonly instead: (tab: Tab) => View,
   ) {
     this.help = new Help(tabs);
+    this.named = { store };
+    Object.assign(window, { piper: this.named });
     store.on((changed) => {
       if (changed.has("tab")) this.showTab();
     });
@@ -66,6 +70,8 @@ export class Page {
     replace(this.bar, new Toolbar(this.tabs, report, store, search, more).element);
     this.showTab();
     if (!this.explorer) return;
+    const { pictures, viewport, answers } = this.explorer;
+    Object.assign(this.named, { report, pictures, viewport, answers });
     this.explorer.panel.element.scrollTop = scrolled;
     if (typing) this.explorer.search.focus();
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ _OPEN = (
     "the live view is served at {host}, not encrypted: who can read this network's traffic can read it, "
     "with its address"
 )
+MARKED = 200  # recorded steps that charts have a mark for
 _CURVES = ("loss", "norm", "lr", "ms", "per_second", "memory", "mfu")
 
 
@@ -57,6 +59,7 @@ class Watch:
         self.lines: Log | None = None
         self.state = ""
         self.has_curves = False
+        self.recorded: deque[int] = deque(maxlen=MARKED)
         if address is not None and speaks:
             self.server = LiveServer(address, self.history, self.reports)
 
@@ -99,8 +102,11 @@ class Watch:
         if timeline is None or self.server is None:
             return
         with self._safely():
-            put = self.reports.put(timeline, f"step {number}")
-            self.history.set("recorded", {"number": put, "step": number})
+            self.recorded.append(number)
+            facts = {"step": number, "steps": list(self.recorded)}
+            self.history.set(
+                "recorded", {"number": self.reports.put(timeline, f"step {number}"), **facts}
+            )
 
     def hear(self, facts: Mapping[str, Any], text: str) -> None:
         """What the log is told, whatever it prints of it."""

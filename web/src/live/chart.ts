@@ -81,7 +81,7 @@ export class Chart {
   }
 
   draw(curves: Map<string, Curve>, look: Look, recordings: number[]): void {
-    this.tell(curves, look);
+    this.tell(curves, look, recordings.length > 0);
     const context = this.canvas.getContext("2d");
     if (!context || this.width <= LEFT) return;
     const ratio = devicePixelRatio || 1;
@@ -104,7 +104,7 @@ export class Chart {
     if (look.cursor !== null) this.drawCursor(context, curves, scale, look, surface);
   }
 
-  private tell(curves: Map<string, Curve>, { cursor }: Look): void {
+  private tell(curves: Map<string, Curve>, { cursor }: Look, recorded: boolean): void {
     const { lines, text } = this.kind;
     const found = lines.flatMap(({ name, curve, color }) => {
       const known = curves.get(curve);
@@ -114,7 +114,7 @@ export class Chart {
       const key = lines.length > 1 ? h("span", { class: `key ${color}` }, name) : null;
       return [h("span", { class: "chart-value" }, key, h("b", {}, shown))];
     });
-    const marks = this.kind.marks ? h("span", { class: "key mark" }, "recorded") : null;
+    const marks = this.kind.marks && recorded ? h("span", { class: "key mark" }, "recorded") : null;
     replace(this.values, ...found, marks);
   }
 

@@ -12,7 +12,7 @@ export function chartKinds(training: Training): ChartKind[] {
   const time = { title: "Time of a step", lines: [alone("ms")], text: duration, hasPeaks: true, marks: true };
   const memory = { title: "Memory", lines: [alone("memory", false)], text: bytes, axis: wholeBytes, unit: power };
   const norm = { title: "Norm of gradients", lines: [alone("norm")], text: number, axis: plain };
-  const lr = { title: "Learning rate", lines: [alone("lr", false)], text: number, axis: plain };
+  const lr = { title: "Learning rate", lines: [alone("lr", false)], text: plain };
   const mfu = { title: "MFU", lines: [alone("mfu")], text: percent };
   const measured = [speed, time, memory, norm, lr, mfu].filter(
     (kind) => (kind !== norm && kind !== mfu) || curves.has(kind.lines[0].curve),

@@ -41,9 +41,10 @@ export class Feed {
     this.changed.tell();
   }
 
-  /** The report of a recorded step; null if the server no longer has it. */
-  async report(number: number): Promise<Report | null> {
-    const answer = await fetch(`step/${number}`);
-    return answer.ok ? new Report(await inflate(await answer.arrayBuffer())) : null;
+  /** The number and the report of the step that was recorded last; null without one, as at the end. */
+  async latest(): Promise<[number, Report] | null> {
+    const answer = await fetch("step");
+    if (answer.status !== 200) return null;
+    return [Number(answer.headers.get("Piper-Step")), new Report(await inflate(await answer.arrayBuffer()))];
   }
 }

@@ -1,4 +1,5 @@
 // Follow: the page of a training that goes on. Its report is that of the step that was recorded last.
+import type { Report } from "../data/report";
 import { h } from "../ui/dom";
 import { Themes } from "../ui/theme";
 import type { View } from "../explorer";
@@ -28,14 +29,15 @@ export function follow(): void {
   page.show(null);
   training.changed.add(() => void steps.update());
   document.addEventListener("visibilitychange", () => void steps.update());
-  Object.assign(window, { piper: { page, store, training, feed, view } });
+  Object.assign(page.named, { training });
   document.documentElement.dataset.ready = "yes";
 }
 
-/** Fetches a recorded step when somebody looks: to make its report takes the server time. */
+/** Fetches a recorded step when somebody looks, or at the end: to make its report takes the server time. */
 class StepsShown {
   private shown = 0;
   private fetching = false;
+  private isLast = false;
 
   constructor(
     private readonly page: Page,
@@ -45,16 +47,18 @@ class StepsShown {
   ) {}
 
   async update(): Promise<void> {
-    const { recorded, facts } = this.training;
+    const { recorded, facts, over } = this.training;
     const { tab, follow } = this.page.store.state;
     if (!this.page.explorer) this.waiting.textContent = this.why(facts?.records ?? true);
-    if (!recorded || tab === "training" || document.hidden || this.fetching) return;
-    if (recorded.number === this.shown || (this.shown && !follow)) return;
+    if (!recorded || this.fetching || this.isLast) return;
+    if (recorded.number <= this.shown || (this.shown && !follow)) return;
+    this.isLast = over; // the server waits for this one request, and is gone then
+    if (!over && (tab === "training" || document.hidden)) return;
     this.fetching = true;
     try {
-      const report = await this.feed.report(recorded.number);
-      this.shown = recorded.number;
-      if (report) this.page.show(report, [() => this.step(recorded.step), () => this.hold()]);
+      const [number, report] = (await this.feed.latest()) ?? [recorded.number, null];
+      this.shown = number;
+      if (report) this.page.show(report, [() => this.step(report), () => this.hold()]);
     } catch {
       if (!this.page.explorer) this.waiting.textContent = `Step ${recorded.step} could not be fetched.`;
     } finally {
@@ -70,8 +74,8 @@ class StepsShown {
     return isDone ? "No step was recorded." : "The first recorded step will stand here.";
   }
 
-  private step(step: number): HTMLElement {
-    return h("span", { class: "of-step" }, `step ${step}`);
+  private step(report: Report): HTMLElement {
+    return h("span", { class: "of-step" }, report.timelines[0].name);
   }
 
   private hold(): HTMLElement {

@@ -38,6 +38,8 @@ interface Numbers {
 export interface Recorded {
   number: number;
   step: number;
+  /** With those before it. */
+  steps: number[];
 }
 
 export type Event =
@@ -59,8 +61,6 @@ export class Training {
   step = 0;
   eta: number | null = null;
   recorded: Recorded | null = null;
-  /** The steps that were recorded while this page looked. */
-  readonly recordings: number[] = [];
   over = false;
   readonly changed = new Listeners<[]>();
 
@@ -95,7 +95,6 @@ export class Training {
         break;
       case "recorded":
         this.recorded = value;
-        if (this.recordings.at(-1) !== value.step) this.recordings.push(value.step);
         break;
       case "over":
         this.over = true;

@@ -69,7 +69,7 @@ export class TrainingView {
       for (const chart of this.drawn) chart.resize();
     }
     const { look } = this;
-    for (const chart of this.drawn) chart.draw(this.training.curves, look, this.training.recordings);
+    for (const chart of this.drawn) chart.draw(this.training.curves, look, this.training.recorded?.steps ?? []);
     replace(this.side, ...sideOf(this.training, this.lookInto));
   }
 

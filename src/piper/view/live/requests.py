@@ -36,16 +36,13 @@ class Request(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         rest = self._asked()
-        if rest is None:
+        if rest is None:  # whatever is asked for
             self._send(403, b"forbidden\n")
         elif self.command != "GET":
             self._send(405, b"only GET\n")
-        elif rest == "":
-            self._page()
-        elif rest == "events":
-            self._events()
-        elif re.fullmatch(r"step/\d{1,9}", rest):
-            self._step(int(rest.removeprefix("step/")))
+        elif rest in _ANSWERS:
+            with self.live.answering():
+                _ANSWERS[rest](self)
         else:
             self._send(404, b"not found\n")
 
@@ -93,15 +90,20 @@ class Request(http.server.BaseHTTPRequestHandler):
             self.live.closing.wait(PAUSE)
         self.wfile.write(_message([("over", {})]))
 
-    def _step(self, number: int) -> None:
-        block = self.live.reports.block(number)
-        if block is None:
-            self._send(404, b"it is not recorded, or no longer kept\n")
+    def _step(self) -> None:
+        """The one that was recorded last, with its number; nothing without one."""
+        found = self.live.reports.latest()
+        if found is None:
+            self._head(204, "text/plain")
         else:
-            self._send(200, block, "application/octet-stream")
+            number, block = found
+            self._send(200, block, "application/octet-stream", Piper_Step=str(number))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: what is printed is the training's."""
+
+
+_ANSWERS = {"": Request._page, "events": Request._events, "step": Request._step}
 
 
 def _message(events: Any) -> bytes:

@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from piper.errors import RunError
@@ -18,7 +19,10 @@ from piper.view.live.requests import Request
 from piper.view.live.step_reports import StepReports
 
 MOST_CLIENTS = 32  # connections at a time; each has a thread
-LAST_WORDS = 1.0  # seconds that browsers have to hear how training ended
+LAST_WORDS = (
+    3.0  # seconds that browsers have to hear how training ended, and to fetch its last step
+)
+NOBODY = 0.3  # seconds without a request, after which none will come
 LOOK_SECONDS = 0.1
 
 
@@ -30,6 +34,8 @@ class LiveServer:
         self.token = secrets.token_urlsafe(16)
         self.problem: Exception | None = None  # of a thread here; training says so
         self.closing = threading.Event()
+        self._answering = 0  # requests that are being answered
+        self._counting = threading.Lock()
         try:
             self._sockets = _Sockets(address, self)
         except OSError as error:
@@ -57,14 +63,35 @@ class LiveServer:
         except Exception as error:
             self.problem = error
 
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """While a request is answered that knew the token."""
+        with self._counting:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._answering -= 1
+
     def close(self) -> None:
-        """Browsers that listen hear the last events first, if they are quick."""
+        """Browsers that listen hear the last events first, and get the last step, if they are quick."""
+        listened = self._answering > 0
         self.history.end()
         self.closing.set()
+        if listened:
+            self._linger()
         self._sockets.shutdown()
         self.reports.close()
-        self._sockets.end(time.monotonic() + LAST_WORDS)
+        self._sockets.end()
         self._thread.join()
+
+    def _linger(self) -> None:
+        last = begun = time.monotonic()
+        while (now := time.monotonic()) < begun + LAST_WORDS and now < last + NOBODY:
+            if self._answering:
+                last = now
+            time.sleep(0.02)
 
 
 class _Sockets(http.server.HTTPServer):
@@ -109,16 +136,13 @@ class _Sockets(http.server.HTTPServer):
                 self._open.pop(request, None)
                 self.shutdown_request(request)
 
-    def end(self, until: float) -> None:
-        """No socket and no thread is left; connections are cut off at a time."""
+    def end(self) -> None:
+        """Cut off who is still there; no socket and no thread is left."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)  # also for a child of a fork, which has it, too
         self.server_close()
         with self._lock:
             threads = list(self._open.values())
-        for thread in threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        with self._lock:
             for request in self._open:
                 with contextlib.suppress(OSError):
                     request.shutdown(socket.SHUT_RDWR)

@@ -41,15 +41,14 @@ class StepReports:
         self._latest = RecordedStep(number, name, timeline)
         return number
 
-    def block(self, number: int) -> bytes | None:
-        """Of the step with this number; None if it is not there, or cannot be shown."""
+    def latest(self) -> tuple[int, bytes] | None:
+        """The number and the block of the step that was recorded last; None without one."""
         with self._making:
             found = self._latest
-            if found is None or found.number != number:
-                return None
-            if self._known[0] != number:
-                self._known = number, self._made(found)
-            return self._known[1]
+            if found is not None and self._known[0] != found.number:
+                self._known = found.number, self._made(found)
+            number, block = self._known
+            return None if block is None else (number, block)
 
     def _made(self, step: RecordedStep) -> bytes | None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
