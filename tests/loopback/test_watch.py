@@ -16,7 +16,7 @@ from piper.errors import RunError
 from piper.observe.timeline_files import load_timeline
 from piper.training import watched_steps
 from piper.training.records import Training
-from piper.view.live.history import History
+from piper.view.live.chronicle import Chronicle
 from piper.view.live.server import LiveServer
 from tests import counted
 from tests.live import Listener, ask, threads_left
@@ -116,7 +116,7 @@ def test_watch_every_says_which_steps_are_recorded(
 ) -> None:
     recorded: list[int] = []
     monkeypatch.setattr(
-        History, "set", lambda self, name, facts: recorded.append(facts.get("step", 0))
+        Chronicle, "set", lambda self, name, facts: recorded.append(facts.get("step", 0))
     )
     _train(steps=4, watch_every=every)
     assert [step for step in recorded if step] == expected
@@ -196,7 +196,7 @@ def test_what_fails_in_the_live_view_is_one_warning(
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(History, where, fails)
+    monkeypatch.setattr(Chronicle, where, fails)
     assert len(_train().losses) == 6
     printed = capsys.readouterr().out
     assert printed.count("the live view is closed: ZeroDivisionError: a fault of ours") == 1
@@ -265,3 +265,16 @@ def test_an_address_for_others_is_warned_of(capsys: pytest.CaptureFixture[str]) 
     _train(watch="0.0.0.0:0")
     printed = capsys.readouterr().out
     assert printed.count("the live view is served at 0.0.0.0, not encrypted") == 1
+
+
+def test_a_training_that_goes_on_shows_what_was_before(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    _train(steps=3, checkpoint=folder)
+    capsys.readouterr()
+    follower = Follower(capsys, at=5)
+    _train(follower, steps=6, checkpoint=folder, resume=True)
+    found = follower.rest()
+    assert found.steps == [1, 2, 3, 4, 5, 6] and found.latest["facts"]["step"] == 3
+    assert "saving" in found.states and found.latest["note"]["kind"] == "checkpoint"

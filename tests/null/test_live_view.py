@@ -21,7 +21,7 @@ from piper.sim.simulate import simulate
 from piper.view.live import requests, step_reports
 from piper.view.live.address import DEFAULT, address_of, may_ask
 from piper.view.live.curve import Curve
-from piper.view.live.history import RECENT, History
+from piper.view.live.chronicle import RECENT, Chronicle
 from piper.view.live.server import LAST_WORDS, MOST_CLIENTS, LiveServer
 from piper.view.live.step_reports import StepReports
 
@@ -31,7 +31,7 @@ from ..plans import plan_of
 
 @pytest.fixture
 def server() -> Iterator[LiveServer]:
-    found = LiveServer(address_of(DEFAULT), History(), StepReports("a strategy"))
+    found = LiveServer(address_of(DEFAULT), Chronicle(), StepReports("a strategy"))
     yield found
     found.close()
     assert threads_left() == []
@@ -78,7 +78,7 @@ def test_a_taken_port_is_said_before_anything_is_launched(server: LiveServer) ->
     with pytest.raises(
         RunError, match=f"cannot be served at 127.0.0.1:{port}: Address already in use"
     ):
-        LiveServer(address_of(f"127.0.0.1:{port}"), History(), StepReports())
+        LiveServer(address_of(f"127.0.0.1:{port}"), Chronicle(), StepReports())
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
@@ -117,15 +117,15 @@ def test_the_page_may_run_its_script_and_ask_its_server_and_no_other(server: Liv
 
 
 def test_a_listener_hears_what_was_and_what_comes_and_the_end(server: LiveServer) -> None:
-    history = server.history
-    history.begin(0, {"title": "a strategy"})
-    history.numbers(1, {"loss": 2.0, "norm": float("nan")}, eta=3.0)
+    chronicle = server.chronicle
+    chronicle.begin(0, {"title": "a strategy"})
+    chronicle.numbers(1, {"loss": 2.0, "norm": float("nan")}, eta=3.0)
     with Listener(server.url) as listener:
         first = listener.until("facts")
         assert first["curves"] == {"loss": [[1, 2.0]], "norm": [[1, None]]}
-        history.numbers(2, {"loss": 1.0, "norm": 0.5}, eta=2.0)
+        chronicle.numbers(2, {"loss": 1.0, "norm": 0.5}, eta=2.0)
         assert listener.until("numbers")["numbers"]["values"] == {"loss": 1.0, "norm": 0.5}
-        history.set("state", {"name": "ended"})
+        chronicle.set("state", {"name": "ended"})
         server.close()
         assert listener.until("over")["state"] == {"name": "ended"}
         assert listener.is_over
@@ -134,16 +134,16 @@ def test_a_listener_hears_what_was_and_what_comes_and_the_end(server: LiveServer
 
 
 def test_who_is_far_behind_gets_the_whole_again() -> None:
-    history = History()
-    _, moment, _ = history.since(-1, within=0)
+    chronicle = Chronicle()
+    _, moment, _ = chronicle.since(-1, within=0)
     for step in range(RECENT + 5):
-        history.numbers(step, {"loss": float(step)})
-    events, _, _ = history.since(moment, within=0)
+        chronicle.numbers(step, {"loss": float(step)})
+    events, _, _ = chronicle.since(moment, within=0)
     assert [name for name, _ in events] == ["curves"] and len(events[0][1]["loss"]) < RECENT
-    events, moment, _ = history.since(moment + RECENT, within=0)
+    events, moment, _ = chronicle.since(moment + RECENT, within=0)
     assert [facts["step"] for _, facts in events] == list(range(RECENT, RECENT + 5))
-    history.begin(10, {})
-    events, _, _ = history.since(moment, within=0)  # a run that began again: later steps are void
+    chronicle.begin(10, {})
+    events, _, _ = chronicle.since(moment, within=0)  # a run that began again: later steps are void
     assert events[0][1]["loss"][-1][0] <= 10
 
 
@@ -179,10 +179,10 @@ def test_a_client_that_never_reads_costs_nothing_and_is_dropped(
         slowest = 0.0
         for step in range(400):  # 40 MB, more than any buffer between the two
             begun = time.perf_counter()
-            server.history.note({"kind": "note", "text": "x" * 100_000, "at": step})
+            server.chronicle.note({"kind": "note", "text": "x" * 100_000, "at": step})
             slowest = max(slowest, time.perf_counter() - begun)
             time.sleep(0.001)
-        server.history.numbers(1, {"loss": 1.0})
+        server.chronicle.numbers(1, {"loss": 1.0})
         assert listener.until("numbers")["numbers"]["step"] == 1
         assert slowest < 0.5  # it would be PATIENCE, and for ever
         begun = time.monotonic()
@@ -236,7 +236,7 @@ def test_a_recorded_step_is_made_into_a_report_when_asked_for() -> None:
 
 def test_a_report_on_its_way_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_reports, "PROGRAM", "http.server")  # which never ends by itself
-    server = LiveServer(address_of(DEFAULT), History(), StepReports())
+    server = LiveServer(address_of(DEFAULT), Chronicle(), StepReports())
     server.reports.put(simulate(plan_of("pp_dp_ep"), machine("h100"), steps=1), "step 1")
     answers: list[Any] = []
     asking = threading.Thread(

@@ -15,7 +15,7 @@ from piper.training.line import Log
 from piper.training.records import Record
 from piper.training.watched_steps import WatchedSteps
 from piper.view.live.address import DEFAULT, Address, address_of
-from piper.view.live.history import History
+from piper.view.live.chronicle import Chronicle
 from piper.view.live.server import LiveServer
 from piper.view.live.step_reports import StepReports
 from piper.view.strategy_line import strategy_line
@@ -54,14 +54,14 @@ class Watch:
 
     def __init__(self, address: Address | None, every: int | None, *, speaks: bool) -> None:
         self.steps = WatchedSteps(0 if address is None else every)
-        self.history, self.reports = History(), StepReports()
+        self.chronicle, self.reports = Chronicle(), StepReports()
         self.server: LiveServer | None = None
         self.lines: Log | None = None
         self.state = ""
         self.has_curves = False
         self.recorded: deque[int] = deque(maxlen=MARKED)
         if address is not None and speaks:
-            self.server = LiveServer(address, self.history, self.reports)
+            self.server = LiveServer(address, self.chronicle, self.reports)
 
     def listen(self, lines: Log) -> None:
         """To a log; the first one says where to look."""
@@ -85,14 +85,14 @@ class Watch:
             plan = run.plan
             self.reports.title = strategy_line(plan)
             for record in () if self.has_curves else records:
-                self.history.numbers(record.step, _values(record.facts()))
+                self.chronicle.numbers(record.step, _values(record.facts()))
                 if record.evaluation is not None:
                     values = _evaluation(record.evaluation, record.evaluation_metrics)
-                    self.history.numbers(record.step, values)
+                    self.chronicle.numbers(record.step, values)
             self.has_curves = True
             more = {"title": self.reports.title, "device": plan.device, "begun": time.time()}
             more |= {"precision": str(plan.precision), "records": self.steps.every != 0}
-            self.history.begin(facts["step"], {**facts, **more})
+            self.chronicle.begin(facts["step"], {**facts, **more})
 
     def before_step(self, number: int) -> None:
         self.steps.before_step(number)
@@ -104,7 +104,7 @@ class Watch:
         with self._safely():
             self.recorded.append(number)
             facts = {"step": number, "steps": list(self.recorded)}
-            self.history.set(
+            self.chronicle.set(
                 "recorded", {"number": self.reports.put(timeline, f"step {number}"), **facts}
             )
 
@@ -117,15 +117,15 @@ class Watch:
 
     def _hear(self, event: str, facts: Mapping[str, Any], text: str) -> None:
         if event == "step":
-            self.history.numbers(facts["step"], _values(facts), eta=facts["eta"])
+            self.chronicle.numbers(facts["step"], _values(facts), eta=facts["eta"])
             self._set_state("running")
         elif event == "evaluation":
             values = _evaluation(facts["loss"], facts["metrics"])
-            self.history.numbers(facts["step"], values)
+            self.chronicle.numbers(facts["step"], values)
             self._set_state("running")
         elif event in ("note", "warning", "checkpoint"):
             note = {"kind": event, "text": text, "at": time.time()}
-            self.history.note(note)
+            self.chronicle.note(note)
         elif event == "launch":
             self._set_state("starting", text)
         elif event == "state":
@@ -153,7 +153,7 @@ class Watch:
     def _set_state(self, name: str, text: str = "") -> None:
         if name != self.state or text:
             self.state = name
-            self.history.set("state", {"name": name, "text": text, "at": time.time()})
+            self.chronicle.set("state", {"name": name, "text": text, "at": time.time()})
 
     @contextlib.contextmanager
     def _safely(self) -> Iterator[None]:

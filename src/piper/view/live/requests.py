@@ -83,9 +83,9 @@ class Request(http.server.BaseHTTPRequestHandler):
         """Until training ends, or the browser goes, or does not take them."""
         self._head(200, "text/event-stream")
         self.close_connection = True
-        history, moment, is_last = self.live.history, -1, False
+        chronicle, moment, is_last = self.live.chronicle, -1, False
         while not is_last:
-            events, moment, is_last = history.since(moment, within=QUIET)
+            events, moment, is_last = chronicle.since(moment, within=QUIET)
             self.wfile.write(_message(events) if events else b": quiet\n\n")
             self.live.closing.wait(PAUSE)
         self.wfile.write(_message([("over", {})]))

@@ -1,4 +1,4 @@
-"""LiveServer: a history and recorded steps in; a page at a secret address of this machine out."""
+"""LiveServer: a chronicle and recorded steps in; a page at a secret address of this machine out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from piper.errors import RunError
 from piper.view.live.address import Address, may_ask
-from piper.view.live.history import History
+from piper.view.live.chronicle import Chronicle
 from piper.view.live.requests import Request
 from piper.view.live.step_reports import StepReports
 
@@ -29,8 +29,8 @@ LOOK_SECONDS = 0.1
 class LiveServer:
     """Serves in threads of its own until it is closed; then none of them is left, and no socket."""
 
-    def __init__(self, address: Address, history: History, reports: StepReports) -> None:
-        self.address, self.history, self.reports = address, history, reports
+    def __init__(self, address: Address, chronicle: Chronicle, reports: StepReports) -> None:
+        self.address, self.chronicle, self.reports = address, chronicle, reports
         self.token = secrets.token_urlsafe(16)
         self.problem: Exception | None = None  # of a thread here; training says so
         self.closing = threading.Event()
@@ -77,7 +77,7 @@ class LiveServer:
     def close(self) -> None:
         """Browsers that listen hear the last events first, and get the last step, if they are quick."""
         listened = self._answering > 0
-        self.history.end()
+        self.chronicle.end()
         self.closing.set()
         if listened:
             self._linger()

@@ -1,4 +1,4 @@
-"""History: what happens in a training in; all of it so far, or what is new since a moment, out."""
+"""Chronicle: what happens in a training in; all of it so far, or what is new since a moment, out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from piper.view.live.curve import Curve
 
-RECENT = 2048  # events that a reader may be behind; who is further gets the whole history
+RECENT = 2048  # events that a reader may be behind; who is further gets the whole chronicle
 NOTES = 200
 Event = tuple[str, Any]  # what happened, and JSON of it
 
@@ -22,7 +22,7 @@ class News(NamedTuple):
     is_last: bool
 
 
-class History:
+class Chronicle:
     """Written by one thread, read by many. None waits for another longer than it takes to copy what is
     there, and a reader that does not read takes no memory."""
 
@@ -75,7 +75,7 @@ class History:
             self._changed.notify_all()
 
     def since(self, moment: int, *, within: float) -> News:
-        """What has happened since a moment, as soon as something has; the whole history at moment -1."""
+        """What has happened since a moment, as soon as something has; all of it at moment -1."""
         with self._changed:
             self._changed.wait_for(lambda: self._moment != moment or self._ended, within)
             behind = self._moment - moment
