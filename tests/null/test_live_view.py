@@ -20,8 +20,8 @@ from piper.errors import RunError
 from piper.sim.simulate import simulate
 from piper.view.live import requests, step_reports
 from piper.view.live.address import DEFAULT, address_of, may_ask
-from piper.view.live.curve import Curve
 from piper.view.live.chronicle import RECENT, Chronicle
+from piper.view.live.curve import Curve
 from piper.view.live.server import LAST_WORDS, MOST_CLIENTS, LiveServer
 from piper.view.live.step_reports import StepReports
 
