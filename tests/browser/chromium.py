@@ -56,11 +56,15 @@ class Chromium:
         """Milliseconds until the report is drawn."""
         return float(self.do("open", file=os.fspath(file), theme=theme))
 
+    def visit(self, url: str, *, theme: str = "light") -> None:
+        """A page of a server on this machine."""
+        self.do("open", url=url, theme=theme)
+
     def evaluate(self, code: str) -> Any:
         return self.do("evaluate", code=code)
 
-    def wait(self, code: str) -> None:
-        self.do("wait", code=code)
+    def wait(self, code: str, *, seconds: float = 5.0) -> None:
+        self.do("wait", code=code, ms=1000 * seconds)
 
     def text(self, selector: str) -> str:
         return str(self.do("text", selector=selector))

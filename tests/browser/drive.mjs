@@ -11,6 +11,7 @@ const FLAGS = [
   "--disable-background-networking",
   "--disable-component-update",
   "--disable-sync",
+  "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", // and to be sure of it
 ];
 const [, , executablePath, folder] = process.argv;
 const context = await chromium.launchPersistentContext(folder, {
@@ -23,21 +24,24 @@ let page = null;
 let problems = [];
 
 const actions = {
-  async open({ file, theme }) {
+  /** A file, or the page of a server on this machine, which may ask that server alone. */
+  async open({ file, url, theme, ms }) {
     await page?.close();
+    await context.setOffline(!url);
     page = await context.newPage();
     problems = [];
+    const own = url ? `${new URL(url).origin}/` : "file:";
     page.on("console", (message) => {
       if (["error", "warning"].includes(message.type())) problems.push(message.text());
     });
     page.on("pageerror", (error) => problems.push(String(error)));
     page.on("request", (request) => {
-      if (!/^(file|blob|data):/.test(request.url())) problems.push(`asked for ${request.url()}`);
+      if (!/^(blob|data):/.test(request.url()) && !request.url().startsWith(own)) problems.push(`asked for ${request.url()}`);
     });
     await page.emulateMedia({ colorScheme: theme ?? "light" });
     const began = performance.now();
-    await page.goto(`file://${file}`);
-    await page.waitForSelector("html[data-ready=yes]");
+    await page.goto(url ?? `file://${file}`);
+    await page.waitForSelector("html[data-ready=yes]", { timeout: ms ?? 30_000 });
     await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
     return performance.now() - began;
   },
@@ -64,7 +68,18 @@ const actions = {
     await page.keyboard.up(key);
   },
   text: ({ selector }) => page.innerText(selector),
-  wait: ({ code }) => page.waitForFunction(code, undefined, { timeout: 5000 }).then(() => null),
+  async reload() {
+    await page.reload();
+    await page.waitForSelector("html[data-ready=yes]");
+  },
+  /** By asking again and again: pages may forbid code that waits in them. */
+  async wait({ code, ms }) {
+    const until = performance.now() + ms;
+    while (!(await page.evaluate(code))) {
+      if (performance.now() > until) throw new Error(`not after ${ms} ms: ${code}`);
+      await page.waitForTimeout(30);
+    }
+  },
   async picture({ path }) {
     await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
     await page.screenshot({ path });

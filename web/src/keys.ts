@@ -1,59 +1,45 @@
 // Keys of the whole page.
-import type { GraphView } from "./graph/view";
-import type { Store, Tab } from "./state";
-import type { Input } from "./timeline/input";
+import type { Explorer } from "./explorer";
+import type { Page } from "./page";
 import { focus, visit } from "./timeline/input";
-import type { Picture } from "./timeline/picture";
-import type { Help } from "./ui/help";
-import type { Search } from "./ui/search";
-
-const TABS: Tab[] = ["timeline", "memory", "communication", "graph"];
-type Two<T> = { timeline: T; memory: T };
 
 export class Keys {
-  constructor(
-    private readonly store: Store,
-    private readonly pictures: Two<Picture>,
-    private readonly inputs: Two<Input>,
-    private readonly graph: GraphView | null,
-    private readonly help: Help,
-    private readonly search: Search,
-  ) {}
+  constructor(private readonly page: Page) {}
 
   listen(): void {
     addEventListener("keydown", (event) => {
-      if (this.help.element.open && event.key !== "?") return;
+      if (this.page.help.element.open && event.key !== "?") return;
       if (this.down(event)) event.preventDefault();
     });
     addEventListener("keyup", (event) => {
-      this.inputs.timeline.key(event, false);
-      this.inputs.memory.key(event, false);
+      this.page.explorer?.inputs.timeline.key(event, false);
+      this.page.explorer?.inputs.memory.key(event, false);
     });
   }
 
   private down(event: KeyboardEvent): boolean {
-    const { store } = this;
+    const { store, explorer, tabs, help } = this.page;
     const { tab } = store.state;
     if (event.ctrlKey || event.metaKey || event.altKey) return false;
-    const place = "1234".indexOf(event.key);
-    if (place >= 0 && event.key.length === 1) store.set({ tab: TABS[place] });
-    else if (event.key === "?") this.help.toggle();
-    else if (event.key === "/" && tab === "timeline") this.search.focus();
+    const place = /^[1-9]$/.test(event.key) ? Number(event.key) - 1 : tabs.length;
+    if (place < tabs.length) store.set({ tab: tabs[place][0] });
+    else if (event.key === "?") help.toggle();
+    else if (event.key === "/" && tab === "timeline") explorer?.search.focus();
     else if (event.key === "Escape")
       store.set({ selection: null, microbatch: null, pinned: false, directive: null });
-    else if (tab === "graph") return this.graph?.key(event.key.toLowerCase()) ?? false;
-    else if (tab === "timeline" || tab === "memory") return this.inPicture(event, tab);
+    else if (tab === "graph") return explorer?.graph?.key(event.key.toLowerCase()) ?? false;
+    else if (explorer && (tab === "timeline" || tab === "memory")) return this.inPicture(event, tab, explorer);
     else return false;
     return true;
   }
 
-  private inPicture(event: KeyboardEvent, tab: "timeline" | "memory"): boolean {
-    const { store } = this;
+  private inPicture(event: KeyboardEvent, tab: "timeline" | "memory", explorer: Explorer): boolean {
+    const { store } = this.page;
     const { state } = store;
-    if (this.inputs[tab].key(event, true)) return true;
+    if (explorer.inputs[tab].key(event, true)) return true;
     switch (event.key.toLowerCase()) {
       case "f":
-        focus(this.pictures[tab], store);
+        focus(explorer.pictures[tab], store);
         return true;
       case "p":
         store.set({ path: !state.path, microbatch: null, pinned: false });
@@ -62,23 +48,24 @@ export class Keys {
         store.set(state.pinned ? { pinned: false, microbatch: null } : { pinned: state.microbatch !== null });
         return true;
       case "arrowleft":
-        return this.beside(-1);
+        return this.beside(-1, explorer);
       case "arrowright":
-        return this.beside(1);
+        return this.beside(1, explorer);
       default:
         return false;
     }
   }
 
   /** The span before or after the chosen one in its lane. */
-  private beside(by: number): boolean {
-    const { selection } = this.store.state;
-    const picture = this.pictures.timeline;
-    if (selection?.kind !== "span" || this.store.state.tab !== "timeline") return false;
+  private beside(by: number, explorer: Explorer): boolean {
+    const { store } = this.page;
+    const { selection, tab } = store.state;
+    const picture = explorer.pictures.timeline;
+    if (selection?.kind !== "span" || tab !== "timeline") return false;
     const { timeline, place } = selection;
     const lane = picture.laneOf(timeline, place.track, place.span);
     const span = lane?.spans[lane.spans.indexOf(place.span) + by];
-    if (span !== undefined) visit(picture, this.store, timeline, { track: place.track, span });
+    if (span !== undefined) visit(picture, store, timeline, { track: place.track, span });
     return true;
   }
 }

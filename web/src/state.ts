@@ -1,8 +1,10 @@
 // What the user looks at: one object that all parts of the page read and change.
 import type { Place } from "./data/meetings";
 import type { Gap } from "./explain/gaps";
+import { Listeners } from "./listeners";
 
-export type Tab = "timeline" | "memory" | "communication" | "graph";
+export type ReportTab = "timeline" | "memory" | "communication" | "graph";
+export type Tab = "training" | ReportTab;
 
 export type Selection =
   | { kind: "span"; timeline: number; place: Place }
@@ -30,9 +32,9 @@ export interface State {
   cursor: number | null;
   /** The rank whose memory is read at the cursor. */
   memory: { timeline: number; track: number } | null;
+  /** Of a training that goes on, show each step that is recorded. */
+  follow: boolean;
 }
-
-type Listener = (changed: Set<keyof State>) => void;
 
 export class Store {
   readonly state: State = {
@@ -47,11 +49,12 @@ export class Store {
     before: false,
     cursor: null,
     memory: null,
+    follow: true,
   };
-  private readonly listeners: Listener[] = [];
+  readonly listeners = new Listeners<[Set<keyof State>]>();
 
-  on(listener: Listener): void {
-    this.listeners.push(listener);
+  on(listener: (changed: Set<keyof State>) => void): void {
+    this.listeners.add(listener);
   }
 
   set(patch: Partial<State>): void {
@@ -60,6 +63,6 @@ export class Store {
       if (this.state[key] !== patch[key]) changed.add(key);
     }
     Object.assign(this.state, patch);
-    if (changed.size) for (const listener of this.listeners) listener(changed);
+    if (changed.size) this.listeners.tell(changed);
   }
 }

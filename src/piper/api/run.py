@@ -124,11 +124,16 @@ class Run:
         results = self.workers.of_all(self._open().step(leaves, role=role, guard="check"))
         return origin_text(self.workers.plans[role], [c for r in results for c in r["culprits"]])
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether coming steps are measured."""
+        return self._recording is not None and not self._recording.over
+
     def record(self, steps: int | None = None) -> Recording:
         """Measure the coming steps, task by task: `timeline` of what is returned has them, once they are
         over. As a context manager it is of the steps in its block, at most `steps`."""
         self._open()
-        if self._recording and not self._recording.over:
+        if self.is_recording:
             raise RunError("the run records already", legal="record() after those steps")
         self._recording = Recording(self.workers, steps)
         return self._recording

@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
             "piper train FILE.py --steps 100                          # one device, or its strategy(s)",
             "piper train FILE.py --steps 100 --pp 2 --dp 2 --zero 2 --microbatches 4 --clip 1",
             "piper train FILE.py --steps 100 --checkpoint RUN --every 50 --resume",
+            "piper train FILE.py --steps 100 --dp 2 --watch           # follow it in a browser",
             "piper train JOB.toml --dp 4                              # options from a file, but dp",
             "piper train PLAN.json --data FILE.py --steps 100         # what piper plan --out wrote",
             "torchrun --nproc-per-node 4 -m piper train FILE.py --steps 100 --dp 4",
@@ -104,6 +105,23 @@ def add_parser(commands: Any) -> None:
     )
     group.add_argument(
         "--record-steps", metavar="A:B", help="from step A to before B (default: 3:6)"
+    )
+    group = parser.add_argument_group("live view")
+    group.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve a page that follows the training, for browsers on this machine",
+    )
+    group.add_argument(
+        "--watch-at",
+        metavar="HOST:PORT",
+        help="the same at this address (default: 127.0.0.1, and a port that is free)",
+    )
+    group.add_argument(
+        "--watch-every",
+        type=int,
+        metavar="N",
+        help="record one step in N for it, 0 for none (default: as many as take 1 %% of the time)",
     )
     group = parser.add_argument_group("checkpoints")
     group.add_argument(
@@ -287,6 +305,8 @@ def _train(
             resume=arguments.resume or arguments.elastic,
             record=arguments.record,
             record_steps=arguments.record_steps,
+            watch=arguments.watch_at or arguments.watch,
+            watch_every=arguments.watch_every,
             **options,
         )
     except KeyboardInterrupt:

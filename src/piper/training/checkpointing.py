@@ -91,6 +91,7 @@ class Checkpoints:
         if self.begun == self.run.steps:
             return
         self.begun = self.run.steps
+        self.lines.state("saving")
         try:
             target = step_folder(self.folder, self.run.steps)
             self.saving = self.run.save(target, wait=False, training=facts_of(self.progress()))

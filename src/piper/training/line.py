@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
 from piper.errors import RunError
@@ -25,6 +26,9 @@ class Log:
         self.kind = kind
         self.unit = unit
         self.every = 1  # steps of which one has a line
+        self.listener: Callable[[dict[str, Any], str], None] | None = (
+            None  # hears all, also unprinted
+        )
         self.out = out or sys.stdout
         self.colour = kind == "auto" and self.out.isatty() and "NO_COLOR" not in os.environ
 
@@ -40,7 +44,8 @@ class Log:
         self._say(facts, f"warning: step {step}: {text}")
 
     def step(self, record: Record, steps: int | None, eta: float | None) -> None:
-        if record.step % self.every and record.step not in (1, steps) and not record.not_finite:
+        due = not record.step % self.every or record.step in (1, steps) or record.not_finite
+        if not due and self.listener is None:
             return
         facts = {
             "event": "step",
@@ -49,7 +54,8 @@ class Log:
             "unit": self.unit,
             "eta": eta,
         }
-        self._say(facts, step_text(record, steps, eta, unit=self.unit, colour=self.colour))
+        text = step_text(record, steps, eta, unit=self.unit, colour=self.colour)
+        self._say(facts, text, printed=bool(due))
 
     def evaluation(self, record: Record, num_batches: int, seconds: float) -> None:
         loss, metrics = record.evaluation or 0.0, record.evaluation_metrics
@@ -81,8 +87,18 @@ class Log:
         }
         self._say(facts, training.as_text())
 
-    def _say(self, facts: dict[str, Any], text: str) -> None:
-        if self.kind != "none":
+    def watch(self, url: str) -> None:
+        """Where the live view is."""
+        self._say({"event": "watch", "url": url}, f"watch it at {url}")
+
+    def state(self, name: str) -> None:
+        """What training does from now on beside steps; nothing is printed."""
+        self._say({"event": "state", "name": name}, name, printed=False)
+
+    def _say(self, facts: dict[str, Any], text: str, *, printed: bool = True) -> None:
+        if self.listener is not None:
+            self.listener(facts, text)
+        if self.kind != "none" and printed:
             line = json.dumps(facts) if self.kind == "json" else text
             print(line, file=self.out, flush=True)
 

@@ -46,6 +46,7 @@ from piper.training.position import Position
 from piper.training.progress import Progress
 from piper.training.recorded_steps import RecordedSteps, checked_steps
 from piper.training.records import Record, Training
+from piper.training.watch import Watch, watched_at
 
 
 def train(
@@ -72,6 +73,8 @@ def train(
     resume: bool = False,
     record: str | os.PathLike[str] | None = None,
     record_steps: str | range | None = None,
+    watch: bool | str = False,
+    watch_every: int | None = None,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or for `epochs` passes through the data; with neither, until it ends.
@@ -102,6 +105,9 @@ def train(
     `resume` it goes on from the latest one there, whatever strategy that was saved under. Of an Elastic
     it goes on, with the ranks that are left, when some are lost.
     `record` is a file for the Timeline of `record_steps`: "20:23" are the steps 20, 21 and 22.
+    With `watch` a browser on this machine follows the training at the address that is printed, or where
+    "HOST:PORT" says. One step in `watch_every` is recorded for it, by default as many as take a
+    hundredth of the time; 0 records none.
     """
     with naming_line("train"):
         check_job(job)
@@ -114,21 +120,23 @@ def train(
         check_settings(checkpoint, checkpoint_every, keep, resume)
         check_data(data)
         check_policy(data, policy)
+        address = watched_at(watch, watch_every, log)
     recorder = RecordedSteps(record, checked_steps(record, record_steps, steps))
 
     told = Callbacks(callbacks)
     with naming_line("train"):
         check_importable(job, launch, data)
+        view = Watch(address, watch_every, speaks=speaks(job, launch))
 
     def once(job: Job | Run, attempt: Attempt | None) -> Training:
         told.silent = not speaks(job, launch)
         before = checkpoint if resume or attempt else None
-        with opened(job, launch, log, launch_options, before) as (run, lines):
+        with opened(job, launch, log, launch_options, before, view) as (run, lines):
             lines.every = log_every
             begun = progress_of(run) if run.resumed else start or Progress()
             recorder.begin(run, lines)
             guard = NanGuard(run, on_nan)
-            loop = _Loop(run, lines, steps, lr_schedule, guard, begun, told, policy, recorder)
+            loop = _Loop(run, lines, steps, lr_schedule, guard, begun, told, policy, recorder, view)
             if checkpoint is None:
                 return loop.train(data, evaluate, evaluate_every)
             every = checkpoint_every or 0
@@ -161,8 +169,11 @@ def train(
     try:
         return surviving_losses(job) if isinstance(job, Elastic) else once(job, None)
     except BaseException as error:
+        view.failed(error)
         told.fail(error)
         raise
+    finally:
+        view.close()
 
 
 class _Loop:
@@ -179,6 +190,7 @@ class _Loop:
         callbacks: Callbacks,
         policy: ReadPolicy,
         recorder: RecordedSteps,
+        watch: Watch,
     ) -> None:
         self.run = run
         self.lines = lines
@@ -188,6 +200,7 @@ class _Loop:
             callbacks.before_raising = pool.speak
         self.policy = policy
         self.recorder = recorder
+        self.watch = watch
         self.start = start
         self.steps = steps
         before = start.position.steps
@@ -226,7 +239,9 @@ class _Loop:
         ranks."""
         if evaluate is not None:
             _prepare_evaluation(self.run, evaluate)
-        self.callbacks.tell("on_start", self._facts())
+        facts = self._facts()
+        self.watch.begin(self.run, facts, self.training.records)
+        self.callbacks.tell("on_start", facts)
         self.batches = Batches(self.run, data, start=self.start.position, policy=self.policy)
         # Evaluation is compiled, and files of data are imported: the first step has neither in it.
         self.begun = self.since = time.perf_counter()
@@ -323,13 +338,16 @@ class _Loop:
         if self.scheduled and self.options != self.rate.options:
             self.options = self.rate.options
             self.run.set_options(self.options)
-        self.recorder.before_step(self.done + 1)
-        result = self.guard.step(batch, self.done + 1)
+        number = self.done + 1
+        self.recorder.before_step(number)
+        self.watch.before_step(number)
+        result = self.guard.step(batch, number)
         self.recorder.after_step()
+        self.watch.after_step(number)
         if self.batches:
             self.batches.trained(skipped=result.skipped)
         if result.skipped:
-            self.lines.warning(self.done + 1, self.guard.text(result))
+            self.lines.warning(number, self.guard.text(result))
             return False
         if self.scheduled:
             self.rate.advance(result.loss)
@@ -403,6 +421,7 @@ class _Loop:
     def evaluate(self, data: Any) -> None:
         """The mean loss and metrics over all batches of other data, in the record of the last step."""
         begun, mean = time.perf_counter(), Mean()
+        self.lines.state("evaluating")
         # With a batch left out it is another mean: only what no plan could take is.
         policy = ReadPolicy(self.policy.again, partial="train")
         batches = Batches(self.run, data, name="eval", policy=policy)

@@ -19,6 +19,7 @@ from piper.training.checkpointing import newest
 from piper.training.elastic import Elastic
 from piper.training.line import Log
 from piper.training.meter import unit_of
+from piper.training.watch import Watch
 
 _REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
 
@@ -48,12 +49,12 @@ def check_importable(job: Job | Run | Elastic, launch: str | Pool, data: Any) ->
         reference(data)
 
 
-def speaks(job: Job | Run, launch: str | Pool) -> bool:
+def speaks(job: Job | Run | Elastic, launch: str | Pool) -> bool:
     """Whether this process says what happens: of several ranks of torchrun the first does."""
     if isinstance(job, Run):
         alone = job.workers.reading != "rank"
     else:
-        alone = launcher_of(job.plan, launch) != "torchrun"
+        alone = launch != "torchrun" and not (launch == "auto" and under_torchrun())
     return alone or os.environ.get("RANK") == "0"
 
 
@@ -64,17 +65,19 @@ def opened(
     log: str,
     options: dict[str, Any],
     checkpoint: str | os.PathLike[str] | None,
+    watch: Watch,
 ) -> Iterator[tuple[Run, Log]]:
     """A run and its log; a run that was made here ends here. Of a folder of checkpoints it goes on from
-    the latest one, if there is any."""
+    the latest one, if there is any. `watch` hears the log."""
     unit, _ = unit_of(job.plan)
+    lines = Log(log if speaks(job, launch) else "none", unit=unit)
+    watch.listen(lines)
     if isinstance(job, Run):
         if launch != "auto" or options or checkpoint is not None:
             raise RunError("the run is launched already", legal="piper.train(run, data, steps=...)")
-        yield job, Log(log if speaks(job, launch) else "none", unit=unit)
+        yield job, lines
         return
     launcher = launcher_of(job.plan, launch)
-    lines = Log(log if speaks(job, launch) else "none", unit=unit)
     if launcher in _REPORTING:
         options = {"report": lines.launch, **options}
     saved = None if checkpoint is None else newest(checkpoint, lines)

@@ -1,4 +1,4 @@
-// The block of a page as text in; its head and its columns, out.
+// The block of a page in; its head and its columns, out.
 import type { Head, Ragged, Ref } from "./schema";
 
 export type Numbers =
@@ -61,10 +61,15 @@ export class Block {
   }
 }
 
-export async function unpack(text: string): Promise<Block> {
+/** Of a page: deflated, in base 64. */
+export function unpack(text: string): Promise<Block> {
   const letters = atob(text.trim());
   const packed = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i++) packed[i] = letters.charCodeAt(i);
+  return inflate(packed.buffer);
+}
+
+export async function inflate(packed: ArrayBuffer): Promise<Block> {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Block(await new Response(stream).arrayBuffer());
 }

@@ -65,6 +65,11 @@ export class GraphView {
     canvas.addEventListener("pointerleave", () => this.point(-1, -1));
   }
 
+  /** Look where another one did, of the same plan. */
+  follow(other: GraphView): void {
+    [this.x, this.y, this.scale, this.placed] = [other.x, other.y, other.scale, other.placed];
+  }
+
   private zoom(x: number, y: number, factor: number): void {
     const scale = Math.min(Math.max(this.scale * factor, 0.03), 2);
     this.x = x - ((x - this.x) * scale) / this.scale;

@@ -25,7 +25,8 @@ export function ticks(begin: number, end: number, num: number, unit: string): Ti
   return found;
 }
 
-function niceStep(least: number): number {
+/** The next of 1, 2, 5, 10, 20, ... */
+export function niceStep(least: number): number {
   const power = 10 ** Math.floor(Math.log10(least));
   const factor = [1, 2, 5, 10].find((factor) => factor * power >= least) ?? 10;
   return factor * power;

@@ -1,4 +1,5 @@
 // The keys, in a box.
+import type { Tab } from "../state";
 import { h } from "./dom";
 
 const KEYS: [string, string][] = [
@@ -12,20 +13,20 @@ const KEYS: [string, string][] = [
   ["/", "find a task by its name; Enter goes to the next"],
   ["P", "critical path"],
   ["M", "keep or drop the microbatch that stands out"],
-  ["1 2 3 4", "timeline, memory, communication, graph"],
   ["Esc", "choose nothing"],
-  ["?", "this help"],
 ];
 
 export class Help {
   readonly element: HTMLDialogElement;
 
-  constructor() {
+  constructor(tabs: [Tab, string][]) {
+    const numbers = tabs.map((_, number) => number + 1).join(" ");
+    const keys = [...KEYS, [numbers, tabs.map(([tab]) => tab).join(", ")], ["?", "this help"]];
     this.element = h(
       "dialog",
       { id: "help", "aria-label": "keys" },
       h("h2", {}, "Keys and mouse"),
-      h("dl", {}, ...KEYS.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
+      h("dl", {}, ...keys.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
       h("button", { onclick: () => this.element.close() }, "Close"),
     );
     this.element.addEventListener("click", (event) => {

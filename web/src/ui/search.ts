@@ -28,6 +28,19 @@ export class Search {
     private readonly visit: (timeline: number, place: Place) => void,
   ) {}
 
+  get text(): string {
+    return this.input.value;
+  }
+
+  set text(text: string) {
+    this.input.value = text;
+    this.find();
+  }
+
+  get focused(): boolean {
+    return document.activeElement === this.input;
+  }
+
   focus(): void {
     this.input.focus();
     this.input.select();

@@ -1,4 +1,5 @@
 // Light or dark: as the system says, unless the switch was used.
+import { Listeners } from "../listeners";
 
 export type Theme = "light" | "dark";
 
@@ -12,6 +13,7 @@ export interface Surface {
   faint: string;
   line: string;
   accent: string;
+  evaluation: string;
   path: string;
   pair: string;
 }
@@ -27,6 +29,7 @@ const SURFACES: Record<Theme, Surface> = {
     faint: "#8b95a3",
     line: "#d9dde3",
     accent: "#2563eb",
+    evaluation: "#d4690f",
     path: "#c81e3a",
     pair: "#7c4fc4",
   },
@@ -40,6 +43,7 @@ const SURFACES: Record<Theme, Surface> = {
     faint: "#6d7888",
     line: "#2c3440",
     accent: "#6ea2ff",
+    evaluation: "#f5a54a",
     path: "#ff6b81",
     pair: "#c3a1f2",
   },
@@ -48,7 +52,7 @@ const SURFACES: Record<Theme, Surface> = {
 export class Themes {
   private readonly system = matchMedia("(prefers-color-scheme: dark)");
   private chosen: Theme | null = null;
-  private readonly listeners: (() => void)[] = [];
+  readonly listeners = new Listeners<[]>();
 
   constructor() {
     this.system.addEventListener("change", () => this.apply());
@@ -69,11 +73,11 @@ export class Themes {
   }
 
   onChange(listener: () => void): void {
-    this.listeners.push(listener);
+    this.listeners.add(listener);
   }
 
   private apply(): void {
     document.documentElement.dataset.theme = this.theme;
-    for (const listener of this.listeners) listener();
+    this.listeners.tell();
   }
 }

@@ -3,23 +3,19 @@ import type { Report } from "../data/report";
 import type { Store, Tab } from "../state";
 import { h, replace } from "./dom";
 
-const TABS: [Tab, string][] = [
-  ["timeline", "Timeline"],
-  ["memory", "Memory"],
-  ["communication", "Communication"],
-  ["graph", "Graph & directives"],
-];
-
 export class Toolbar {
   readonly element = h("nav", { class: "toolbar" });
 
+  /** `more` are switches beside those of the report. */
   constructor(
-    private readonly report: Report,
+    private readonly tabs: [Tab, string][],
+    private readonly report: Report | null,
     private readonly store: Store,
-    private readonly search: HTMLElement,
+    private readonly search: HTMLElement | null,
+    private readonly more: (() => HTMLElement)[],
   ) {
     store.on((changed) => {
-      const shown = ["tab", "path", "paired", "microbatch", "pinned", "directive"] as const;
+      const shown = ["tab", "path", "paired", "microbatch", "pinned", "directive", "follow"] as const;
       if (shown.some((name) => changed.has(name))) this.draw();
     });
     this.draw();
@@ -27,7 +23,7 @@ export class Toolbar {
 
   private draw(): void {
     const { state } = this.store;
-    const tabs = TABS.map(([tab, name], number) =>
+    const tabs = this.tabs.map(([tab, name], number) =>
       h(
         "button",
         {
@@ -43,16 +39,20 @@ export class Toolbar {
   }
 
   private switches(): (HTMLElement | null)[] {
+    const { report } = this;
     const { state } = this.store;
-    if (state.tab !== "timeline") return [];
-    const two = this.report.timelines.length > 1;
+    if (!report || state.tab === "training") return [];
+    const more = this.more.map((make) => make());
+    if (state.tab !== "timeline") return more;
+    const two = report.timelines.length > 1;
     return [
       this.standsOut(),
       this.search,
-      this.report.timelines.some((timeline) => timeline.path)
+      report.timelines.some((timeline) => timeline.path)
         ? this.toggle("path", "Critical path", "P", state.path)
         : null,
       two ? this.toggle("paired", "Pair ranks", "", state.paired) : null,
+      ...more,
     ];
   }
 
@@ -62,7 +62,7 @@ export class Toolbar {
     const text =
       microbatch !== null
         ? `microbatch ${microbatch}`
-        : (this.report.plan?.directives[directive!]?.code ?? "a directive");
+        : (this.report?.plan?.directives[directive!]?.code ?? "a directive");
     return h(
       "button",
       {
