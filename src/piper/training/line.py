@@ -15,13 +15,16 @@ _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 class Log:
-    """Prints what happens. `auto` is text, coloured on a terminal; `json` a JSON object a line."""
+    """Prints what happens. `auto` is text, coloured on a terminal; `json` a JSON object a line, which go
+    to stdout or, where a file is given in place of a word, there."""
 
     def __init__(
-        self, kind: str = "auto", *, unit: str = "tokens", out: IO[str] | None = None
+        self, kind: str | IO[str] = "auto", *, unit: str = "tokens", out: IO[str] | None = None
     ) -> None:
+        if not isinstance(kind, str) and hasattr(kind, "write"):
+            kind, out = "json", kind
         if kind not in LOGS:
-            raise RunError(f"log={kind!r}", legal=", ".join(LOGS))
+            raise RunError(f"log={kind!r}", legal=f"{', '.join(LOGS)}, or an open file")
         self.kind = kind
         self.unit = unit
         self.every = 1  # steps of which one has a line

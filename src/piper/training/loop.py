@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
@@ -59,7 +59,7 @@ def train(
     lr_schedule: Callable[[Any], Any] | None = None,
     evaluate: Any = None,
     evaluate_every: int = 0,
-    log: str = "auto",
+    log: str | IO[str] = "auto",
     log_every: int = 1,
     callbacks: Sequence[Any] = (),
     on_nan: OnNan = "go on",
@@ -82,9 +82,9 @@ def train(
     processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer with
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
-    the end. `log` is "auto", "text", "json" or "none"; under torchrun rank 0 prints. It has every
-    `log_every`th step, the first, the last and those that are not finite. `callbacks` are told of each
-    step and more (`piper.Callback`); one that raises ends the training.
+    the end. `log` is "auto", "text", "json" or "none", or an open file for lines of JSON; under torchrun
+    rank 0 prints. It has every `log_every`th step, the first, the last and those that are not finite.
+    `callbacks` are told of each step and more (`piper.Callback`); one that raises ends the training.
     `on_nan` says what becomes of gradients that are not finite. "go on" trains, with one warning. "skip"
     leaves the batch out, as if it had never been there: parameters, optimizer state, buffers, the number
     of steps and the schedule stay as they are, on every rank. "stop" is an error that names the first

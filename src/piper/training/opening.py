@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from piper.api.job import Job
 from piper.api.program import Program
@@ -61,7 +61,7 @@ def speaks(job: Job | Run, launch: str | Pool) -> bool:
 def opened(
     job: Job | Run,
     launch: str | Pool,
-    log: str,
+    log: str | IO[str],
     options: dict[str, Any],
     checkpoint: str | os.PathLike[str] | None,
 ) -> Iterator[tuple[Run, Log]]:
