@@ -40,6 +40,7 @@ from piper.errors import (
     NoSuchAttribute,
     PlanError,
     TraceError,
+    naming_arguments,
     naming_line,
     user_source,
 )
@@ -75,6 +76,7 @@ MEANS = ("microbatch", "batch")  # what a mean loss is the mean of
 _SGD = Optimizer("SGD", {"lr": 0.1})
 
 
+@naming_arguments
 @naming_line("trace")
 def trace(
     make_model: Callable[[], nn.Module],
@@ -296,6 +298,7 @@ class Program:
             return graph_diff(self.graph, other.graph)
         return self.lower().diff(other.lower())
 
+    @naming_arguments
     @naming_line("lower")
     def lower(
         self,

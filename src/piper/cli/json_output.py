@@ -69,6 +69,8 @@ def _kept_apart(out: IO[str]) -> _Kept:
     except (OSError, io.UnsupportedOperation):  # it is no file, as in a notebook
         return _Kept(out)
     out.flush()
-    kept = _Kept(os.fdopen(os.dup(descriptor), "w", encoding=out.encoding), descriptor)
+    kept = _Kept(
+        os.fdopen(os.dup(descriptor), "w", encoding=getattr(out, "encoding", None)), descriptor
+    )
     os.dup2(elsewhere, descriptor)
     return kept

@@ -21,14 +21,12 @@ class Log:
     def __init__(
         self, kind: str | IO[str] = "auto", *, unit: str = "tokens", out: IO[str] | None = None
     ) -> None:
-        if not isinstance(kind, str) and hasattr(kind, "write"):
-            kind, out = "json", kind
-        if kind not in LOGS:
+        if kind not in LOGS and (isinstance(kind, str) or not hasattr(kind, "write")):
             raise RunError(f"log={kind!r}", legal=f"{', '.join(LOGS)}, or an open file")
-        self.kind = kind
+        self.kind = kind if isinstance(kind, str) else "json"
         self.unit = unit
         self.every = 1  # steps of which one has a line
-        self.out = out or sys.stdout
+        self.out = out or sys.stdout if isinstance(kind, str) else kind
         self.colour = kind == "auto" and self.out.isatty() and "NO_COLOR" not in os.environ
 
     def launch(self, rank: int, text: str) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.api.run import Run
-from piper.errors import RunError
+from piper.errors import RunError, did_you_mean
 from piper.plan.types import Plan
+from piper.runtime.launch.launchers import LAUNCHERS
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun_environment import under_torchrun
@@ -20,6 +21,7 @@ from piper.training.elastic import Elastic
 from piper.training.line import Log
 from piper.training.meter import unit_of
 
+OF_EVERY_LAUNCH = ("compile", "shapes")
 _REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
 
 
@@ -40,6 +42,19 @@ def check_job(job: Any) -> None:
     if isinstance(job, Program):
         legal = "a job: program.lower(optimizer=...)"
     raise RunError(f"train was given a {type(job).__name__}", legal=legal)
+
+
+def check_options(options: Iterable[str], own: Iterable[str]) -> None:
+    """Raise for an option that neither train nor any launcher has."""
+    own = [name for name in own if name != "launch_options"]
+    more = {name for kind in LAUNCHERS.values() for name in kind.options}
+    known = [*own, *more, *OF_EVERY_LAUNCH]
+    for option in options:
+        if option not in known:
+            raise RunError(
+                f"train takes no {option}{did_you_mean(option, known)}",
+                legal=f"{', '.join(own)}; and options of job.launch",
+            )
 
 
 def check_importable(job: Job | Run | Elastic, launch: str | Pool, data: Any) -> None:
