@@ -23,7 +23,8 @@ _ELSEWHERE = (
 )
 
 _COMMANDS = os.path.join(_ELSEWHERE[0], "cli", "main.py")
-_LINE = re.compile(r"\.py:\d+")
+_LINE = re.compile(r"(?:\.py|>):\d+")
+_CELL = "<ipython-input-"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,7 +52,9 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def is_users(file: str) -> bool:
-    """Whether a file holds code of the user's own."""
+    """Whether a file, or a cell of a notebook, holds code of the user's own."""
+    if os.path.basename(file).startswith(_CELL):
+        return True
     return not file.startswith("<") and not os.path.abspath(file).startswith(_ELSEWHERE)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from piper.cli import stage_lines
+from piper.cli import schedule_command, stage_lines
 from piper.cli.main import main
 
 MODEL = """
@@ -157,6 +158,21 @@ def test_an_interrupt_ends_the_import_of_torch() -> None:
         [sys.executable, "-c", SWALLOWS], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_second_interrupt_ends_a_process_without_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for run in (interrupted, lambda _: 130):
+            signal.signal(signal.SIGINT, before)
+            monkeypatch.setattr(schedule_command, "run", run)
+            assert main(["schedule", "1f1b"]) == 130
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_stage_takes_one_line_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ _CLASSES = {_aten.nll_loss_forward: 1, _aten.nll_loss2d_forward: 1}  # argument 
 _NUMBERS = (torch.int64, torch.uint8)
 
 
-class WrongDtypes(TypeError):
+class WrongDtypes(RuntimeError):
     """What an operator was given, and what it takes."""
 
     def __init__(self, given: str, legal: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -48,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with only_json(getattr(arguments, "json", False)):
             code = arguments.run(arguments)
         sys.stdout.flush()
-        return code
+        return _interrupted() if code == INTERRUPTED else code
     except PiperError as error:
         if arguments.debug:
             traceback.print_exc()
         tell(error, given, arguments)
         return MISUSED
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -64,6 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         tell(error, given, arguments)
         return MISUSED
+
+
+def _interrupted() -> int:
+    """The process ends. Another interrupt ends it at once: torch would speak of its exit handlers."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return INTERRUPTED
 
 
 def _open_closed() -> None:

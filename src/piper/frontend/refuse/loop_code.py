@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from piper.bodies.captured_nodes import callee, source_of
 from piper.errors import Call, Source, TraceError, user_source
-from piper.frontend.refuse.advice import NO_COMMUNICATION, NO_WRAPPER
+from piper.frontend.refuse.ways_out import NO_COMMUNICATION, NO_WRAPPER
 
 _FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")

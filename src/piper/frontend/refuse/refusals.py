@@ -18,8 +18,8 @@ from piper.bodies.initial import READS_VALUES
 from piper.bodies.leaves import batch_leaves, users_name
 from piper.errors import Call, PiperError, Source, TraceError, is_users
 from piper.frontend.annotate import WRONG_TAG
-from piper.frontend.refuse.advice import by_line, by_text
 from piper.frontend.refuse.side_effects import TracedEffects
+from piper.frontend.refuse.ways_out import by_line, by_text
 
 WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 WRONG_METRIC = "step must return its metrics by name, each a mean or a pair (sum, count)"
@@ -163,7 +163,8 @@ def _text(error: Exception, refusals: tuple[type[Exception], ...]) -> str:
 
 
 def _is_ours(file: str) -> bool:
-    return "/torch/" in file or file.startswith(_OWN) or not os.path.isabs(file)
+    elsewhere = not os.path.isabs(file) and not is_users(file)
+    return "/torch/" in file or file.startswith(_OWN) or elsewhere
 
 
 def _explain(text: str, line: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from torch import fx, nn
 from piper.bodies.captured_nodes import source_of
 from piper.errors import TraceError
 from piper.frontend.capture.interpret import Facts
-from piper.frontend.refuse.advice import NO_DEVICE, by_line
+from piper.frontend.refuse.ways_out import NO_DEVICE, by_line
 
 BUFFERS = "buffers that a training forward alone changes: nothing that eval() mode changes too"
 PARAMETERS = "make_model makes parameters and ties them; the optimizer alone changes them"

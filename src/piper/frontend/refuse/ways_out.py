@@ -1,4 +1,4 @@
-"""Advice: a line of the user's, or what torch says of it, in; what to write in its place out."""
+"""Ways out: a line of the user's, or what torch says of it, in; what to write in its place out."""
 
 from __future__ import annotations
 
