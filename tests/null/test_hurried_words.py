@@ -139,6 +139,14 @@ def test_closed_streams_take_everything(closed: str) -> None:
     assert done.returncode == 0 and "Error" not in done.stdout + done.stderr
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_json_that_cannot_be_written_is_told_on_stderr() -> None:
+    command = f"{sys.executable} -m piper doctr --json > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "did you mean 'doctor'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 SWALLOWS = """
 import os, signal, time
 from piper.cli.stage_lines import ending_at_once

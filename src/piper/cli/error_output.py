@@ -35,8 +35,12 @@ def tell(error: Exception, words: Sequence[str], arguments: argparse.Namespace |
     if isinstance(error, PiperError) and arguments is not None:
         error = in_options(error, arguments)
     if "--json" in words or getattr(arguments, "json", False):
-        print(json.dumps(_facts(error)), flush=True)
-    elif isinstance(error, PiperError):
+        try:
+            print(json.dumps(_facts(error)), flush=True)
+            return
+        except OSError:  # stdout takes nothing, as on a full disk: stderr may
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, PiperError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     else:
         print(_own_text(error), file=sys.stderr)

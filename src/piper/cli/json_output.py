@@ -14,10 +14,10 @@ from typing import IO, Any
 
 @dataclass
 class _Kept:
-    """Our stdout, and the descriptor that leads to stderr in its place."""
+    """Our stdout; and where descriptor 1, which other processes inherit, led before it led to stderr."""
 
     out: IO[str]
-    descriptor: int | None = None
+    before: int | None = None
 
 
 _kept: _Kept | None = None
@@ -43,12 +43,13 @@ def give_back() -> None:
     """End this before another program takes this process's place, or speaks for it."""
     global _kept
     kept, _kept = _kept, None
-    if kept is None or kept.descriptor is None:
+    if kept is None or kept.before is None:
         return
     try:
         kept.out.flush()
     finally:
-        os.dup2(kept.out.fileno(), kept.descriptor)
+        os.dup2(kept.before, 1)
+        os.close(kept.before)
         with contextlib.suppress(OSError):  # what could not be flushed was told above
             kept.out.close()
 
@@ -65,12 +66,12 @@ def own_stdout() -> IO[str]:
 
 def _kept_apart(out: IO[str]) -> _Kept:
     try:
-        descriptor, elsewhere = out.fileno(), sys.stderr.fileno()
+        own, elsewhere = out.fileno(), sys.stderr.fileno()
     except (OSError, io.UnsupportedOperation):  # it is no file, as in a notebook
         return _Kept(out)
     out.flush()
     kept = _Kept(
-        os.fdopen(os.dup(descriptor), "w", encoding=getattr(out, "encoding", None)), descriptor
+        os.fdopen(os.dup(own), "w", encoding=getattr(out, "encoding", None)), before=os.dup(1)
     )
-    os.dup2(elsewhere, descriptor)
+    os.dup2(elsewhere, 1)
     return kept
