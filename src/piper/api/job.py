@@ -226,16 +226,18 @@ class Job:
         """Ranks, tasks and peak memory per class."""
         return f"{summarize(self.plan)}\n{self.report.memory()}"
 
-    def __getattr__(self, name: str) -> Any:
-        """What a run does, a job does not yet."""
-        text, legal = f"a job has no {name!r}", ""
-        if name == "train":
-            legal = "piper.train(job, data, steps=...)"
-        elif not name.startswith("_") and hasattr(Run, name):
-            legal = f"with job.launch() as run: run.{name}(...)"
-        if not legal:
-            raise AttributeError(text)
-        raise NoSuchAttribute(text, call=Call(f"job.{name}", user_source()), legal=legal)
+    if not TYPE_CHECKING:  # a checker shall know of no other names
+
+        def __getattr__(self, name: str) -> Any:
+            """What a run does, a job does not yet."""
+            text, legal = f"a job has no {name!r}", ""
+            if name == "train":
+                legal = "piper.train(job, data, steps=...)"
+            elif not name.startswith("_") and hasattr(Run, name):
+                legal = f"with job.launch() as run: run.{name}(...)"
+            if not legal:
+                raise AttributeError(text)
+            raise NoSuchAttribute(text, call=Call(f"job.{name}", user_source()), legal=legal)
 
     def __repr__(self) -> str:
         """The summary, as far as it fits a screen."""

@@ -183,15 +183,17 @@ class Program:
             )
         return self._source
 
-    def __getattr__(self, name: str) -> Any:
-        """What a job has, a program has not yet."""
-        text = f"a program has no {name!r}"
-        if not name.startswith("_") and hasattr(Job, name):
-            call = Call(f"program.{name}", user_source())
-            raise NoSuchAttribute(
-                text, call=call, legal=f"program.lower(...).{name}: that of its job"
-            )
-        raise AttributeError(text)
+    if not TYPE_CHECKING:  # a checker shall know of no other names
+
+        def __getattr__(self, name: str) -> Any:
+            """What a job has, a program has not yet."""
+            text = f"a program has no {name!r}"
+            if not name.startswith("_") and hasattr(Job, name):
+                call = Call(f"program.{name}", user_source())
+                raise NoSuchAttribute(
+                    text, call=call, legal=f"program.lower(...).{name}: that of its job"
+                )
+            raise AttributeError(text)
 
     def apply(self, strategy: Strategy | Sequence[Record]) -> Program:
         """The program after all directives of a strategy, or of another program's history."""
