@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -21,7 +23,11 @@ _ELSEWHERE = (
 )
 
 _COMMANDS = os.path.join(_ELSEWHERE[0], "cli", "main.py")
-_LINE = re.compile(r"\.py:\d+")
+_LINE = re.compile(r"(?:\.py|>):\d+")
+_CELL = "<ipython-input-"
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -46,7 +52,9 @@ class Call(msgspec.Struct, frozen=True):
 
 
 def is_users(file: str) -> bool:
-    """Whether a file holds code of the user's own."""
+    """Whether a file, or a cell of a notebook, holds code of the user's own."""
+    if os.path.basename(file).startswith(_CELL):
+        return True
     return not file.startswith("<") and not os.path.abspath(file).startswith(_ELSEWHERE)
 
 
@@ -71,6 +79,28 @@ def naming_line(name: str) -> Iterator[None]:
         if source is not None and not told and not _LINE.search(str(error)):
             error.at(Call(name, source))
         raise
+
+
+def naming_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose arguments, where it does not take them, are one error with the user's line."""
+    taken = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            taken.bind(*args, **kwargs)
+        except TypeError as error:
+            names = [name for name in taken.parameters if name != "self"]
+            unknown = next((name for name in kwargs if name not in names), None)
+            near = did_you_mean(unknown, names) if unknown else ""
+            raise ArgumentError(
+                f"{error}{near}",
+                call=Call(function.__name__, user_source()),
+                legal=", ".join(names),
+            ) from None
+        return function(*args, **kwargs)
+
+    return call
 
 
 class PiperError(ValueError):

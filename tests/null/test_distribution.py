@@ -42,6 +42,7 @@ training = piper.train(job, [torch.ones(4, 2)], steps=1)
 losses: list[float] = training.losses
 wrong: str = training.losses
 job.lower()
+program.stpe
 piper.tracee
 """
 
@@ -89,4 +90,9 @@ def test_a_users_program_is_checked_against_the_types(tmp_path: Path) -> None:
     errors = [line.partition(": error: ") for line in done.stdout.splitlines() if "error:" in line]
     lines = PROGRAM.splitlines()
     where = [lines[int(at.rpartition(":")[2]) - 1] for at, _, _ in errors]
-    assert where == ["wrong: str = training.losses", "job.lower()", "piper.tracee"], done.stdout
+    assert where == [
+        "wrong: str = training.losses",
+        "job.lower()",
+        "program.stpe",
+        "piper.tracee",
+    ], done.stdout

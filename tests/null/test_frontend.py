@@ -149,7 +149,7 @@ def test_bodies_travel_as_text() -> None:
 
 
 def test_weights_come_from_seed_and_name() -> None:
-    job = _trace(lambda: Net().double()).lower()
+    job = _trace(lambda: Net().double(), torch.ones(8, 6).double()).lower()
     first = {
         name: initial_value(spec, job.bodies, seed=0) for name, spec in job.plan.tensors.items()
     }

@@ -83,6 +83,7 @@ def test_commands_run_by_it(job: Path, capsys: pytest.CaptureFixture[str]) -> No
     [
         ("steps = 7", "stesp = 7", 3, "no option is called 'stesp' (did you mean 'steps'?)"),
         ("zero = 2", "zeero = 2", 10, "no option is called 'zeero' (did you mean 'zero'?)"),
+        ("[strategy]", "[options]", 8, "no group of options is called 'options'"),
         ("[strategy]", "[stratgy]", 8, "is called 'stratgy' (did you mean 'strategy'?)"),
         ("dp = 2", 'dp = "two"', 9, "dp = 'two': invalid int value: 'two'"),
         ("dp = 2", "dp = true", 9, "dp = True"),

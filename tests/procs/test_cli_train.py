@@ -175,3 +175,42 @@ def test_doctor_names_problems_with_a_remedy() -> None:
     assert "gpu 0        H200, 128.0 GiB, 64.0 GiB free" in text
     assert "processes    no limit" in text and "/dev/shm     64 MiB" in text
     assert text.endswith("problems\n  a process may open 256 files\n    do: ulimit -n 65536")
+
+
+SPEAKS = """
+import torch
+from torch import nn
+
+print("imported")
+
+
+def model():
+    return nn.Linear(4, 2)
+
+
+def batch():
+    return torch.ones(8, 4)
+
+
+def step(model, batch):
+    return model(batch).square().mean()
+
+
+def data(share):
+    print("reading")
+    while True:
+        yield batch()[share.rows(8)]
+"""
+
+
+def test_json_has_stdout_for_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also against the processes of ranks, which import the file and read its data."""
+    file = tmp_path / "speaks.py"
+    file.write_text(SPEAKS)
+    assert main(["train", str(file), "--dp", "2", "--steps", "2", "--json"]) == 0
+    printed = capfd.readouterr()
+    events = [json.loads(line)["event"] for line in printed.out.splitlines()]
+    assert events.count("step") == 2 and events[-1] == "end"
+    assert printed.err.count("imported") == 3 and printed.err.count("reading") == 2
+    print("after")
+    assert capfd.readouterr().out == "after\n"

@@ -14,7 +14,7 @@ from piper.check import Report, check_plan
 from piper.compiler.driver import Asking, Lowered
 from piper.compiler.source import Source
 from piper.cost.machine import Machine
-from piper.errors import Call, PlanError, naming_line
+from piper.errors import Call, NoSuchAttribute, PlanError, naming_line, user_source
 from piper.files import PLAN_LIMIT, check_writable, read_bytes, write_bytes
 from piper.frontend.capture.step_results import PredictStep
 from piper.ir.form.graph_text import graph_to_text
@@ -227,6 +227,19 @@ class Job:
     def summary(self) -> str:
         """Ranks, tasks and peak memory per class."""
         return f"{summarize(self.plan)}\n{self.report.memory()}"
+
+    if not TYPE_CHECKING:  # a checker shall know of no other names
+
+        def __getattr__(self, name: str) -> Any:
+            """What a run does, a job does not yet."""
+            text, legal = f"a job has no {name!r}", ""
+            if name == "train":
+                legal = "piper.train(job, data, steps=...)"
+            elif not name.startswith("_") and hasattr(Run, name):
+                legal = f"with job.launch() as run: run.{name}(...)"
+            if not legal:
+                raise AttributeError(text)
+            raise NoSuchAttribute(text, call=Call(f"job.{name}", user_source()), legal=legal)
 
     def __repr__(self) -> str:
         """The summary, as far as it fits a screen."""

@@ -40,6 +40,7 @@ from piper.errors import (
     NoSuchAttribute,
     PlanError,
     TraceError,
+    naming_arguments,
     naming_line,
     user_source,
 )
@@ -75,6 +76,7 @@ MEANS = ("microbatch", "batch")  # what a mean loss is the mean of
 _SGD = Optimizer("SGD", {"lr": 0.1})
 
 
+@naming_arguments
 @naming_line("trace")
 def trace(
     make_model: Callable[[], nn.Module],
@@ -181,15 +183,17 @@ class Program:
             )
         return self._source
 
-    def __getattr__(self, name: str) -> Any:
-        """What a job has, a program has not yet."""
-        text = f"a program has no {name!r}"
-        if not name.startswith("_") and hasattr(Job, name):
-            call = Call(f"program.{name}", user_source())
-            raise NoSuchAttribute(
-                text, call=call, legal=f"program.lower(...).{name}: that of its job"
-            )
-        raise AttributeError(text)
+    if not TYPE_CHECKING:  # a checker shall know of no other names
+
+        def __getattr__(self, name: str) -> Any:
+            """What a job has, a program has not yet."""
+            text = f"a program has no {name!r}"
+            if not name.startswith("_") and hasattr(Job, name):
+                call = Call(f"program.{name}", user_source())
+                raise NoSuchAttribute(
+                    text, call=call, legal=f"program.lower(...).{name}: that of its job"
+                )
+            raise AttributeError(text)
 
     def apply(self, strategy: Strategy | Sequence[Record]) -> Program:
         """The program after all directives of a strategy, or of another program's history."""
@@ -296,6 +300,7 @@ class Program:
             return graph_diff(self.graph, other.graph)
         return self.lower().diff(other.lower())
 
+    @naming_arguments
     @naming_line("lower")
     def lower(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from piper.bodies.captured_nodes import callee, source_of
+from piper.bodies.dtype_watch import WrongDtypes
 from piper.errors import TraceError
 
 _NAMES = {"autograd_function_apply": "autograd.Function"}
@@ -26,6 +27,9 @@ class FailedNode(Exception):
     def told(self) -> TraceError:
         place = f"({source_of(self.node)}): {reason_of(self.cause)}"
         name = name_of(self.node)
+        if isinstance(self.cause, WrongDtypes):
+            place = f"({source_of(self.node)})"
+            return TraceError(f"{name} is given {self.cause} {place}", legal=self.cause.legal)
         if self.backward:
             return TraceError(f"the backward of {name} fails {place}", legal=_NO_BACKWARD)
         return TraceError(

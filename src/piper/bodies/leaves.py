@@ -55,10 +55,15 @@ def batch_leaves(batch: Any) -> dict[str, Tensor]:
     return {leaf_name(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
 
 
+def batch_others(batch: Any) -> dict[str, Any]:
+    """What is no tensor in a batch."""
+    leaves, _ = pytree.tree_flatten_with_path(_opened(batch))
+    return {leaf_name(path): leaf for path, leaf in leaves if not isinstance(leaf, Tensor)}
+
+
 def batch_constants(batch: Any) -> dict[str, str]:
     """What is no tensor in a batch, printed: it is part of the traced code."""
-    leaves, _ = pytree.tree_flatten_with_path(_opened(batch))
-    return {leaf_name(path): repr(x) for path, x in leaves if not isinstance(x, Tensor)}
+    return {name: repr(leaf) for name, leaf in batch_others(batch).items()}
 
 
 def map_leaves(function: Callable[[Tensor], Tensor], batch: Any) -> Any:

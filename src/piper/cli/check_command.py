@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import Any
 
 from piper.check import check_plan
+from piper.cli.json_output import put
 from piper.cli.plan_file import read_plans
 from piper.ir.form.byte_sizes import parse_size
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if evaluation is not None:
         check_plan(evaluation, memory_limit=limit)
     if arguments.json:
-        print(json.dumps(asdict(report)))
+        put(asdict(report))
         return 0
     print(f"plan {plan.content_hash()}")
     print(report)

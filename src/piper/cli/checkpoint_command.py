@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.json_output import put
 from piper.ir.form.byte_sizes import show_size
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     num = convert(manifest.state(path), arguments.out)
     facts = {"checkpoint": path, "file": arguments.out, "tensors": num}
-    print(json.dumps(facts) if arguments.json else f"{arguments.out}: {num} tensors of {path}")
+    if arguments.json:
+        put(facts)
+    else:
+        print(f"{arguments.out}: {num} tensors of {path}")
     return 0
 
 
@@ -90,7 +93,7 @@ def _show(arguments: argparse.Namespace, path: str, manifest: Manifest) -> int:
         "others": [str(other) for other in checkpoints(os.path.dirname(path))],
     }
     if arguments.json:
-        print(json.dumps(facts))
+        put(facts)
         return 0
     print(
         f"{path}: after step {manifest.steps}, by Piper {manifest.piper} (format {manifest.format})"
@@ -111,7 +114,7 @@ def _verify(arguments: argparse.Namespace, path: str, manifest: Manifest) -> int
 
     problems = audit(manifest.state(path))
     if arguments.json:
-        print(json.dumps({"checkpoint": path, "whole": not problems, "problems": problems}))
+        put({"checkpoint": path, "whole": not problems, "problems": problems})
     else:
         for problem in problems:
             print(problem)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.json_output import put
 from piper.errors import FileError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = diff(a, b)
     if arguments.json:
         lines = found.splitlines()
-        print(json.dumps({"a": a.content_hash(), "b": b.content_hash(), "differences": lines}))
+        put({"a": a.content_hash(), "b": b.content_hash(), "differences": lines})
     elif found:
         print(f"A = {arguments.a}\nB = {arguments.b}\n{found}")
     return DIFFERENT if found else 0
@@ -64,7 +64,7 @@ def _timelines(arguments: argparse.Namespace, a: Timeline, b: Timeline) -> int:
     found = timeline_diff(a, b)
     same = a.steps == b.steps and a.tracks == b.tracks
     if arguments.json:
-        print(json.dumps({"a": a.plan, "b": b.plan, **msgspec.to_builtins(found)}))
+        put({"a": a.plan, "b": b.plan, **msgspec.to_builtins(found)})
     elif not same:
         print("\n".join((*_head("A", arguments.a, a), *_head("B", arguments.b, b))))
         print("\n".join(diff_text(found)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
+
+from piper.cli.json_output import put
 
 FAILED = 1
 
@@ -26,7 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     from piper.training.doctor import examine
 
     found = examine()
-    print(json.dumps(found) if arguments.json else as_text(found))
+    if arguments.json:
+        put(found)
+    else:
+        print(as_text(found))
     return 0 if found["links"] else FAILED
 
 

@@ -35,8 +35,12 @@ def tell(error: Exception, words: Sequence[str], arguments: argparse.Namespace |
     if isinstance(error, PiperError) and arguments is not None:
         error = in_options(error, arguments)
     if "--json" in words or getattr(arguments, "json", False):
-        print(json.dumps(_facts(error)), flush=True)
-    elif isinstance(error, PiperError):
+        try:
+            print(json.dumps(_facts(error)), flush=True)
+            return
+        except OSError:  # stdout takes nothing, as on a full disk: stderr may
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, PiperError):
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     else:
         print(_own_text(error), file=sys.stderr)
@@ -93,7 +97,7 @@ def _facts(error: Exception) -> dict[str, Any]:
         return {
             "event": "error",
             "error": type(error).__name__,
-            "message": str(error),
+            "message": _message(error),
             "where": where,
             "by": None,
             "requirement": None,
@@ -115,14 +119,22 @@ def _facts(error: Exception) -> dict[str, Any]:
 
 def _own_text(error: Exception) -> str:
     """An error of the user's own code, with its line; anything else says how to see more."""
-    message = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {_message(error)}"
     found = _own_line(error)
     if found is None:
         return f"{message}\n  (--debug shows where)"
     return f"{found[0]}: {message}\n    {found[1]}"
 
 
+def _message(error: Exception) -> str:
+    """Without the place, which is told beside it."""
+    return error.msg if isinstance(error, SyntaxError) and _own_line(error) else str(error)
+
+
 def _own_line(error: Exception) -> tuple[Source, str] | None:
+    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
+        source = Source(os.path.abspath(error.filename), error.lineno or 0)
+        return source, (error.text or "").strip()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if is_users(frame.filename):
             source = Source(os.path.abspath(frame.filename), frame.lineno or 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
+from piper.cli.json_output import put
 from piper.cli.lowering_options import LOWERING_OPTIONS, add_lowering_arguments
 from piper.cli.machine_options import add_machine_arguments
 from piper.cli.user_file import STRATEGY_OPTIONS, add_strategy_arguments
@@ -76,5 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.of is None:
         raise FileError(f"which task of {arguments.file}?", legal="piper explain PLAN.json TASK")
     text = explain(found, arguments.of)
-    print(json.dumps({"plan": found.content_hash(), "text": text}) if arguments.json else text)
+    if arguments.json:
+        put({"plan": found.content_hash(), "text": text})
+    else:
+        print(text)
     return 0

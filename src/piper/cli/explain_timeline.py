@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from piper.cli.json_output import put
 from piper.cli.lowering_options import LOWERING_OPTIONS, lowered
 from piper.cli.machine_options import MACHINE_OPTIONS, chosen_machine, names_machine
 from piper.cli.plan_file import read_plan
@@ -61,7 +61,10 @@ def explain_timeline(arguments: argparse.Namespace, timeline: Timeline) -> int:
     answers = [answer for wanted, answer in asked if wanted] or [_whole]
     for answer in answers:
         lines += answer(arguments, causes, facts)
-    print(json.dumps(msgspec.to_builtins(facts)) if arguments.json else "\n".join(lines))
+    if arguments.json:
+        put(msgspec.to_builtins(facts))
+    else:
+        print("\n".join(lines))
     return 0
 
 

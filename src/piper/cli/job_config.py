@@ -80,7 +80,9 @@ def _entries(path: str, train: CommandParser, command: str) -> Iterator[tuple[bo
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # too many digits, too many brackets
         raise FileError(f"{path} is no TOML: {error}", legal="lines such as  pp = 2") from None
-    groups = [group.title for group in train.groups if group.title]
+    groups = [
+        group.title for group in train.groups[2:] if group.title
+    ]  # those that argparse makes aside
     for key, value in found.items():
         if not isinstance(value, dict):
             yield False, _entry(path, text, None, key, value)

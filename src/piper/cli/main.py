@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -13,6 +15,8 @@ import piper
 from piper.cli.command_parser import CommandParser, choose_command
 from piper.cli.error_output import tell
 from piper.cli.job_config import config_word, configure, fill_lists
+from piper.cli.json_output import only_json
+from piper.cli.stage_lines import INTERRUPTED
 from piper.errors import OptionError, PiperError
 
 MISUSED = 2
@@ -33,6 +37,7 @@ COMMANDS = tuple(command for commands in GROUPS.values() for command in commands
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
+    _open_closed()
     try:
         arguments = parsed(given)
     except OptionError as error:
@@ -42,16 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(error, given, None)
         return MISUSED
     try:
-        code = arguments.run(arguments)
+        with only_json(getattr(arguments, "json", False)):
+            code = arguments.run(arguments)
         sys.stdout.flush()
-        return code
+        return _interrupted() if code == INTERRUPTED else code
     except PiperError as error:
         if arguments.debug:
             traceback.print_exc()
         tell(error, given, arguments)
         return MISUSED
     except KeyboardInterrupt:
-        return 130
+        return _interrupted()
     except BrokenPipeError:  # whoever read our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -62,8 +68,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISUSED
 
 
+def _interrupted() -> int:
+    """The process ends. Another interrupt ends it at once: torch would speak of its exit handlers."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return INTERRUPTED
+
+
+def _open_closed() -> None:
+    """What a shell has closed (`>&-`) takes everything, and keeps nothing."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def parsed(given: Sequence[str]) -> argparse.Namespace:
     """What the command line says, with what its job file says."""
+    if given and given[0] == "help":  # as other programs have it
+        given = [*given[1:2], "--help"]
     named = given[0] if given and not given[0].startswith("-") else None
     if named is not None and named not in COMMANDS:
         choose_command(named, COMMANDS)
@@ -77,7 +100,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     (parser if named is None else parser.commands[named]).check_options(words)
     arguments, unknown = parser.parse_known_args(words)
     if unknown and not _take_late(arguments, unknown):
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        its = parser.commands.get(named or "", parser)
+        its.error(f"{' '.join(unknown)}: there is no place for it")
     fill_lists(arguments)
     arguments.argv = list(given)
     return arguments

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.json_output import put
 from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.stage_lines import note
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             "directives": [str(record) for record in plan.history],
             "written": written,
         }
-        print(json.dumps(facts))
+        put(facts)
         return 0
     print(strategy_text(arguments, program.graph.mesh))
     if program.history:

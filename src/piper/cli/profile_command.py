@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.json_output import put
 from piper.cli.launch_options import add_launch_arguments, launch_options, settle_launch
 from piper.cli.lowering_options import add_lowering_arguments, lowered
 from piper.cli.machine_options import add_machine_arguments, given_machine
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         if path:
             save_timeline(getattr(found, name), path)
     if arguments.json:
-        print(json.dumps(facts(found)))
+        put(facts(found))
         return 0
     print("\n".join(lines(found)))
     for path in written:

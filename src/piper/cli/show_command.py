@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.json_output import put
 from piper.cli.machine_options import add_machine_arguments, chosen_machine, names_machine
 from piper.errors import FileError, OptionError
 
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     write_page(html, out, opened=arguments.open)
     if arguments.json:
         facts = {"file": out, "bytes": len(html), "plan": plan.content_hash() if plan else None}
-        print(json.dumps(facts))
+        put(facts)
     else:
         print(f"wrote {out}, {len(html) / 2**20:.1f} MiB")
     return 0

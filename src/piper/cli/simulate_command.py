@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.device_option import spoken_device
+from piper.cli.json_output import put
 from piper.cli.lowering_options import add_lowering_arguments, lowered, refuse_with_plan
 from piper.cli.machine_options import (
     MACHINE_OPTIONS,
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         save_timeline(timeline, path)
     causes = Causes(plan, timeline)
     if arguments.json:
-        print(json.dumps(_facts(timeline, causes, machine)))
+        put(_facts(timeline, causes, machine))
         return 0
     if arguments.gantt:
         print(_drawn(timeline))
@@ -142,7 +142,7 @@ def _expected(arguments: argparse.Namespace) -> int:
     for path in arguments.out:
         save_timeline(timeline, path)
     if arguments.json:
-        print(json.dumps(_common_facts(timeline, machine)))
+        put(_common_facts(timeline, machine))
         return 0
     if arguments.gantt:
         print(_drawn(timeline))

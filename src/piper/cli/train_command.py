@@ -11,10 +11,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from piper.cli.elastic_jobs import check_elastic, elastic_jobs
+from piper.cli.json_output import give_back, own_stdout
 from piper.cli.launch_options import LAUNCHERS, add_launch_arguments, launch_options, settle_launch
 from piper.cli.lowering_options import add_lowering_arguments, lowered, refuse_with_plan
 from piper.cli.machine_options import add_machine_arguments
-from piper.cli.stage_lines import note, remark, stage
+from piper.cli.stage_lines import INTERRUPTED, note, remark, stage
 from piper.cli.torchrun_starts import TERMINATED, mistaken, start_until_done
 from piper.cli.user_file import add_program_arguments, import_file, load_file, trace_file
 from piper.errors import FileError, OptionError, PiperError, RankLost
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from piper.training.records import Record
 
 UNSAVED = 1
-INTERRUPTED = 130
 
 
 def add_parser(commands: Any) -> None:
@@ -199,6 +199,7 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
     remark(
         arguments, f"starting torchrun with {num_ranks} ranks, each of which does the same again"
     )
+    give_back()
     sys.stdout.flush()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun would, and say so at length
     if arguments.elastic:
@@ -293,7 +294,7 @@ def _train(
             lr_schedule=getattr(module, "lr_schedule", None),
             evaluate=getattr(module, "validation", None),
             evaluate_every=arguments.evaluate_every,
-            log="json" if arguments.json else "auto",
+            log=own_stdout() if arguments.json else "auto",
             on_nan=arguments.on_nan.replace("-", " "),
             read_again=arguments.read_again,
             skip_unreadable=arguments.skip_unreadable,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from piper.cli.machine_options import given_machine
-from piper.cli.stage_lines import note, remark, stage
-from piper.errors import FileError, OptionError, did_you_mean
+from piper.cli.stage_lines import ending_at_once, note, remark, stage
+from piper.errors import FileError, OptionError, Source, did_you_mean, is_users
 from piper.files import module_of
 from piper.ir.attention_forms import ATTENTION
 from piper.mesh import Mesh
@@ -153,18 +154,27 @@ def import_file(arguments: argparse.Namespace) -> ModuleType:
     """The user's FILE, as a module with all that a program needs."""
     file = arguments.file
     with stage(arguments, f"importing torch and {file}", f"imported torch and {file}"):
+        with ending_at_once():
+            import piper.bodies.leaves  # noqa: F401  (and so torch)
         return load_file(file, "model", "batch", "step")
 
 
 def load_file(path: str, *needed: str) -> ModuleType:
     """Import a file by path and check that it defines the functions that are needed."""
     if not os.path.exists(path):
-        raise FileError(f"there is no file {path}")
+        near = did_you_mean(path, _files_beside(path))
+        raise FileError(f"there is no file {path}{near}", legal="the path of a Python file")
     if not os.path.isfile(path):
         raise FileError(f"{path} is no regular file")
     if not path.endswith(".py"):
         raise FileError(f"{path} is not a Python file", legal="a file that ends in .py")
-    module = module_of(path)
+    try:
+        module = module_of(path)
+    except SystemExit as error:
+        raise FileError(
+            f"{path} ends its own import{_place(error)}",
+            legal='definitions at the top, and what runs them under if __name__ == "__main__":',
+        ) from error
     missing = [function for function in needed if not callable(getattr(module, function, None))]
     if missing:
         raise FileError(
@@ -173,6 +183,24 @@ def load_file(path: str, *needed: str) -> ModuleType:
             legal="model(), batch(), step(model, batch) and optionally strategy(s)",
         )
     return module
+
+
+def _files_beside(path: str) -> list[str]:
+    """Python files of the folder in which a path should be."""
+    folder = os.path.dirname(path)
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return []
+    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
+
+
+def _place(error: BaseException) -> str:
+    """` (model.py:3)`: the innermost line of the user's."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            return f" ({Source(os.path.abspath(frame.filename), frame.lineno or 0)})"
+    return ""
 
 
 def _near(module: ModuleType, missing: list[str]) -> Iterator[tuple[str, str]]:

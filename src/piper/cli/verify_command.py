@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from piper.cli.json_output import put
 from piper.cli.lowering_options import add_weights_argument
 from piper.cli.machine_options import add_machine_arguments, given_machine
 from piper.cli.user_file import add_program_arguments, import_file, trace_file
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     options["machine"] = given_machine(arguments)
     verdict = verify(program, batches, optimizer, **options)
     if arguments.json:
-        print(json.dumps(_facts(verdict)))
+        put(_facts(verdict))
     else:
         plan = verdict.proof.oracle.job.plan
         names = dict.fromkeys(group.optimizer for group in plan.param_groups)

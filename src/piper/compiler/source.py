@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from piper.bodies.chunk_code import spec_of
-from piper.bodies.leaves import batch_leaves, with_shapes
+from piper.bodies.leaves import batch_leaves, users_name, with_shapes
 from piper.bodies.store import BodyStore
 from piper.compiler.captures import Captures, rename
 from piper.errors import TraceError
@@ -345,13 +345,15 @@ def _batch_size(leaves: dict[str, Tensor]) -> int:
     for name, leaf in leaves.items():
         if leaf.dim() == 0:
             raise TraceError(
-                f"{name} has no batch dimension", legal="tensors with samples in dim 0"
+                f"{users_name(name)} has no batch dimension",
+                legal="tensors with samples in dim 0; what all samples share as a number, or a buffer",
             )
         sizes[name] = leaf.shape[0]
     if len(set(sizes.values())) > 1:
         raise TraceError(
             "the tensors of the batch differ in their number of samples",
-            details=[f"{name}: {size}" for name, size in sizes.items()],
+            details=[f"{users_name(name)}: {size}" for name, size in sizes.items()],
+            legal="samples in dim 0 of every tensor; what all samples share as a buffer of the model",
         )
     return next(iter(sizes.values()))
 

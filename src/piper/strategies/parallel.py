@@ -13,7 +13,7 @@ from piper.directives.recompute import Keep
 from piper.directives.schedule import Schedule
 from piper.directives.shard import MAX_LOAD
 from piper.directives.shard_tensor import LEAF
-from piper.errors import MeshError, ScheduleError
+from piper.errors import MeshError, ScheduleError, naming_arguments, naming_line
 from piper.ir.attention_forms import Attention
 from piper.ir.precisions import Precision
 from piper.ir.select import Selector, where
@@ -26,6 +26,8 @@ from piper.schedules.read import read_table
 from piper.schedules.table import Table
 
 
+@naming_arguments
+@naming_line("parallel")
 def parallel(
     *,
     pp: int = 1,
@@ -68,6 +70,10 @@ def parallel(
     microbatches as a file or table has, else 1. A schedule that goes by costs ("auto") takes them from
     a `machine`, where one is given, computing in a `precision`: both as in `lower`.
     """
+    counts = {"pp": pp, "dp": dp, "ep": ep, "tp": tp, "cp": cp, "microbatches": microbatches or 1}
+    for name, count in counts.items():
+        if not isinstance(count, int):
+            raise MeshError(f"{name}={count!r}", legal="a whole number, at least 1")
     if sp and tp == 1:
         raise MeshError("sp=True, but no ranks share tensors", legal="tp=2 or more with sp=True")
     whole_experts = _experts_stay_whole(etp, tp, sp)

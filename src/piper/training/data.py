@@ -9,12 +9,13 @@ from typing import Any, Literal, get_args
 
 import msgspec
 import torch
+from torch.utils.data import DataLoader
 
 from piper.api.run import Run
 from piper.errors import RunError
 from piper.runtime.launch.marks import is_stateful
 from piper.runtime.launch.read_faults import ReadFaults, ReadPolicy
-from piper.runtime.launch.shares import Share
+from piper.runtime.launch.shares import Share, refuse_replicas
 from piper.training.position import Position
 from piper.training.sources import source_of
 
@@ -27,6 +28,8 @@ def check_data(data: Any) -> None:
     legal = "an iterable of global batches, a DataLoader of them, or a function data(share)"
     if isinstance(data, Mapping | torch.Tensor):
         raise RunError(f"data is one batch, a {type(data).__name__}", legal=f"[batch]; {legal}")
+    if isinstance(data, DataLoader):
+        refuse_replicas(data)
     if not callable(data) and not isinstance(data, Iterable):
         raise RunError(f"data is {type(data).__name__}", legal=legal)
 

@@ -16,20 +16,20 @@ _DIM, _BOLD, _PLAIN = "\x1b[2m", "\x1b[1m", "\x1b[0m"
 
 
 class Log:
-    """Prints what happens. `auto` is text, coloured on a terminal; `json` a JSON object a line."""
+    """Prints what happens. `auto` is text, coloured on a terminal; `json` a JSON object a line, which go
+    to stdout or, where a file is given in place of a word, there."""
 
     def __init__(
-        self, kind: str = "auto", *, unit: str = "tokens", out: IO[str] | None = None
+        self, kind: str | IO[str] = "auto", *, unit: str = "tokens", out: IO[str] | None = None
     ) -> None:
-        if kind not in LOGS:
-            raise RunError(f"log={kind!r}", legal=", ".join(LOGS))
-        self.kind = kind
+        if kind not in LOGS and (isinstance(kind, str) or not hasattr(kind, "write")):
+            raise RunError(f"log={kind!r}", legal=f"{', '.join(LOGS)}, or an open file")
+        self.kind = kind if isinstance(kind, str) else "json"
         self.unit = unit
         self.every = 1  # steps of which one has a line
-        self.listener: Callable[[dict[str, Any], str], None] | None = (
-            None  # hears all, also unprinted
-        )
-        self.out = out or sys.stdout
+        # Hears all, also what is not printed.
+        self.listener: Callable[[dict[str, Any], str], None] | None = None
+        self.out = out or sys.stdout if isinstance(kind, str) else kind
         self.colour = kind == "auto" and self.out.isatty() and "NO_COLOR" not in os.environ
 
     def launch(self, rank: int, text: str) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from inspect import signature
+from typing import IO, Any
 
 import msgspec
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
-from piper.errors import Call, RunError, naming_line, user_source
+from piper.errors import Call, RunError, naming_arguments, naming_line, user_source
 from piper.ir.tensor_type import shapes_text
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
@@ -37,11 +38,11 @@ from piper.training.data import (
 )
 from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
-from piper.training.lr import LearningRate
+from piper.training.lr import LearningRate, check_schedule
 from piper.training.mean_results import Mean
 from piper.training.meter import Meter
 from piper.training.nan_guard import NanGuard, OnNan, check_on_nan
-from piper.training.opening import check_importable, check_job, opened, speaks
+from piper.training.opening import check_importable, check_job, check_options, opened, speaks
 from piper.training.position import Position
 from piper.training.progress import Progress
 from piper.training.recorded_steps import RecordedSteps, checked_steps
@@ -49,6 +50,7 @@ from piper.training.records import Record, Training
 from piper.training.watch import Watch, watched_at
 
 
+@naming_arguments
 def train(
     job: Job | Run | Elastic,
     data: Any,
@@ -60,7 +62,7 @@ def train(
     lr_schedule: Callable[[Any], Any] | None = None,
     evaluate: Any = None,
     evaluate_every: int = 0,
-    log: str = "auto",
+    log: str | IO[str] = "auto",
     log_every: int = 1,
     callbacks: Sequence[Any] = (),
     on_nan: OnNan = "go on",
@@ -85,9 +87,9 @@ def train(
     processes. A Run is used and left open. `lr_schedule` makes a torch scheduler for an optimizer with
     the groups of the job's; it is called for each, where there are several.
     `evaluate` is data as above, which ends; its loss is measured every `evaluate_every` steps and at
-    the end. `log` is "auto", "text", "json" or "none"; under torchrun rank 0 prints. It has every
-    `log_every`th step, the first, the last and those that are not finite. `callbacks` are told of each
-    step and more (`piper.Callback`); one that raises ends the training.
+    the end. `log` is "auto", "text", "json" or "none", or an open file for lines of JSON; under torchrun
+    rank 0 prints. It has every `log_every`th step, the first, the last and those that are not finite.
+    `callbacks` are told of each step and more (`piper.Callback`); one that raises ends the training.
     `on_nan` says what becomes of gradients that are not finite. "go on" trains, with one warning. "skip"
     leaves the batch out, as if it had never been there: parameters, optimizer state, buffers, the number
     of steps and the schedule stay as they are, on every rank. "stop" is an error that names the first
@@ -111,10 +113,12 @@ def train(
     """
     with naming_line("train"):
         check_job(job)
+        check_options(launch_options, signature(train).parameters)
         _check(steps, evaluate, evaluate_every)
         check_epochs(data, steps, epochs, last)
         policy = ReadPolicy(read_again, skip_unreadable, epochs or 1, last)
         check_on_nan(on_nan)
+        check_schedule(lr_schedule)
         if not isinstance(log_every, int) or log_every < 1:
             raise RunError(f"log_every={log_every!r}", legal="steps between lines, at least 1")
         check_settings(checkpoint, checkpoint_every, keep, resume)
@@ -205,7 +209,8 @@ class _Loop:
         self.steps = steps
         before = start.position.steps
         self.meter = Meter(run, None if steps is None else max(0, steps - before))
-        self.rate = LearningRate(run.plan.param_groups, lr_schedule or _constant)
+        with naming_line("train"):
+            self.rate = LearningRate(run.plan.param_groups, lr_schedule or _constant)
         self.scheduled = lr_schedule is not None
         if self.scheduled and start.schedule is not None:
             self.rate.load_state_dict(decoded(start.schedule))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
@@ -14,6 +15,32 @@ from piper.plan.types import ParamGroup
 from piper.runtime.torch_optimizers import plain, small_parameter
 
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+_LEGAL = "lr_schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=100)"
+
+
+def check_schedule(lr_schedule: Any) -> None:
+    """Raise unless it is a function that makes a scheduler, of an optimizer alone."""
+    if lr_schedule is None:
+        return
+    if not callable(lr_schedule):
+        kind = type(lr_schedule).__name__
+        what = f"a {kind} of an optimizer that nobody steps"
+        if not isinstance(lr_schedule, LRScheduler):
+            what = repr(lr_schedule)
+        raise RunError(f"lr_schedule is {what}", legal=_LEGAL)
+    try:
+        signature = inspect.signature(lr_schedule)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(lr_schedule, "__name__", "lr_schedule")
+        raise RunError(
+            f"lr_schedule is called with an optimizer alone, and {name} is {error}", legal=_LEGAL
+        ) from None
 
 
 class LearningRate:
@@ -31,10 +58,7 @@ class LearningRate:
         self.schedulers = [lr_schedule(optimizer) for optimizer in self._optimizers]
         for scheduler in self.schedulers:
             if not isinstance(scheduler, LRScheduler):
-                raise RunError(
-                    f"lr_schedule made {scheduler!r}",
-                    legal="a scheduler of torch.optim.lr_scheduler, made with the optimizer it is given",
-                )
+                raise RunError(f"lr_schedule made {scheduler!r}", legal=_LEGAL)
 
     @property
     def _groups(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
 
 from piper.api.job import Job
 from piper.api.program import Program
 from piper.api.run import Run
-from piper.errors import RunError
+from piper.errors import RunError, did_you_mean
 from piper.plan.types import Plan
+from piper.runtime.launch.launchers import LAUNCHERS
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun_environment import under_torchrun
@@ -21,6 +22,7 @@ from piper.training.line import Log
 from piper.training.meter import unit_of
 from piper.training.watch import Watch
 
+OF_EVERY_LAUNCH = ("compile", "shapes")
 _REPORTING = ("local", "ray")  # launchers that tell what becomes of each rank
 
 
@@ -43,6 +45,19 @@ def check_job(job: Any) -> None:
     raise RunError(f"train was given a {type(job).__name__}", legal=legal)
 
 
+def check_options(options: Iterable[str], own: Iterable[str]) -> None:
+    """Raise for an option that neither train nor any launcher has."""
+    own = [name for name in own if name != "launch_options"]
+    more = {name for kind in LAUNCHERS.values() for name in kind.options}
+    known = [*own, *more, *OF_EVERY_LAUNCH]
+    for option in options:
+        if option not in known:
+            raise RunError(
+                f"train takes no {option}{did_you_mean(option, known)}",
+                legal=f"{', '.join(own)}; and options of job.launch",
+            )
+
+
 def check_importable(job: Job | Run | Elastic, launch: str | Pool, data: Any) -> None:
     """Raise before ranks are launched whose processes could not import the data function."""
     if callable(data) and isinstance(job, Job) and launcher_of(job.plan, launch) in _REPORTING:
@@ -62,7 +77,7 @@ def speaks(job: Job | Run | Elastic, launch: str | Pool) -> bool:
 def opened(
     job: Job | Run,
     launch: str | Pool,
-    log: str,
+    log: str | IO[str],
     options: dict[str, Any],
     checkpoint: str | os.PathLike[str] | None,
     watch: Watch,

@@ -60,6 +60,7 @@ from piper.frontend.capture.step_results import (
     results_of,
 )
 from piper.frontend.refuse.hooks import refuse_hooks, refusing_hooks
+from piper.frontend.refuse.loop_code import refuse_collectives, refusing_wrappers
 from piper.frontend.refuse.odd_parameters import refuse_sparse_gradients, refusing_lazy
 from piper.frontend.refuse.plain_tensors import refuse_plain_tensor
 from piper.frontend.refuse.refusals import (
@@ -168,6 +169,7 @@ def record(
         building(mode),
         refusing_hooks(),
         refusing_lazy(),
+        refusing_wrappers(),
         recording() as initializers,
         readable_building(),
     ):
@@ -228,6 +230,7 @@ def record(
     flat = lower_flex_attention(graph, flat)
     for each in (graph, *inner_graphs(module)):
         refuse_transforms(each)
+        refuse_collectives(each)
         refuse_sparse_gradients(each)
     for inner in inner_graphs(module):
         _refuse_data_dependent(inner)

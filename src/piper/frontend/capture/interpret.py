@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from piper.bodies.captured_nodes import source_of
 from piper.bodies.casts import CapturedRun, casting, noting_cast_weights
 from piper.bodies.closed_operator import ClosedOperator
+from piper.bodies.dtype_watch import DtypeWatch
 from piper.bodies.failed_node import FailedNode
 from piper.bodies.leaves import tensors_in
 from piper.bodies.operators import RandomWatch
@@ -99,7 +100,7 @@ class _Run(CapturedRun):
         versions = [t._version for t in given]
         lay = [_memory(t) for t in given]  # set_ gives a tensor other memory
         unseen = self._unseen_changes(n, given)
-        with noting_cast_weights(n, self.env), RandomWatch() as watch:
+        with noting_cast_weights(n, self.env), RandomWatch() as watch, DtypeWatch():
             try:
                 result = super().run_node(n)
             except Exception as error:

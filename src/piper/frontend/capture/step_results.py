@@ -78,6 +78,10 @@ class WholeStep(nn.Module):
             result = (result,)
         if not isinstance(result, tuple | list) or not isinstance(result[0], Tensor):
             raise TypeError(f"{WRONG_RESULT}, not {_kind(result)}")
+        if others := [each for each in result[1:] if not isinstance(each, Tensor | int | float)]:
+            raise TypeError(
+                f"{WRONG_RESULT}, not a {type(result).__name__} with {_kind(others[0])}"
+            )
         # A count may be a number, a buffer or the loss itself; here it becomes a tensor of its own.
         counts = [_zero(_scalar(result[0])) + _scalar(other) for other in result[1:]]
         made = [_metric(name, metric, result[0]) for name, metric in metrics.items()]

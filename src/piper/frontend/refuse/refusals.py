@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import linecache
 import os
 import re
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 from piper.bodies.failed_node import reason_of
 from piper.bodies.initial import READS_VALUES
 from piper.bodies.leaves import batch_leaves, users_name
-from piper.errors import Call, PiperError, Source, TraceError
+from piper.errors import Call, PiperError, Source, TraceError, is_users
 from piper.frontend.annotate import WRONG_TAG
 from piper.frontend.refuse.side_effects import TracedEffects
+from piper.frontend.refuse.ways_out import by_line, by_text
 
 WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 WRONG_METRIC = "step must return its metrics by name, each a mean or a pair (sum, count)"
@@ -30,44 +34,15 @@ _METRICS = "tensors with one element: {'accuracy': right.float().mean(), 'kept':
 # What the user's own code raised, or an operator that it called.
 _RAISED = re.compile(
     r"(?:raised exception|fake tensor call|[Oo]bserved exception).*?"
-    r"(\w+(?:Error|Exception))\((['\"])(.*?)\2,?\)",
+    r"(?P<kind>\w+(?:Error|Exception))\((['\"])(?P<text>.*?)\2,?\)",
     re.S,
 )
+_REFUSED = re.compile(
+    r"context: (?P<kind>\w+Error) <.*?>: (?P<text>.*)"
+)  # by torch's argument parser
+_UNBOUND = re.compile(r"func='(?P<name>.*?)' (?P<file>.*?):(?P<line>\d+); args")
+_NO_RETURN = ": it has no return"
 
-# Words of the user's line, then of Dynamo's text -> what to do.
-_ADVICE_BY_LINE = (
-    (r"layer_?drop", "layerdrop=0 in the model's configuration: chance chooses no layers"),
-    (r"\brandom\.|\brng\.", "torch.rand and the like: numbers of torch's are the same everywhere"),
-    (r"\btime\.", "no clock inside of the step"),
-    (
-        r"\.cuda\(|device",
-        "no .cuda() and no device in the model's code: lower(device=...) chooses it",
-    ),
-    (r"\bscaler\.", 'the loss itself; precision="bf16" needs no scaling of gradients'),
-    (
-        r"zero_grad\(|optimi[sz]er\.step\(|\bopt\.step\(|sched\w*\.step\(",
-        "return the loss; lower(optimizer=...) makes the optimizer, and every step steps it",
-    ),
-)
-_ADVICE = (
-    ("data-dependent", "compute both sides and choose with torch.where; keep numbers as tensors"),
-    ("dynamic control flow", "compute both sides and choose with torch.where"),
-    ("autograd.grad", "the derivative written out in operators: `step` is differentiated once"),
-    ("unbacked symbol", "keep numbers as tensors: no .item(), .tolist() or float()"),
-    ("tensor.item", "keep numbers as tensors: no .item(), .tolist() or float()"),
-    ("tolist()", "keep numbers as tensors: no .item(), .tolist() or float()"),
-    ("requires_grad_()", "parameters, made in make_model, for all that gets a gradient"),
-    ("backward()", "return the loss; the backward is derived from it"),
-    ("manual_seed", "no seed inside of the step: lower(seed=...) decides what is drawn"),
-    ("fork_rng", "no generator inside of the step: lower(seed=...) decides what is drawn"),
-    ("generator", "no generator inside of the step: lower(seed=...) decides what is drawn"),
-    ("sparse tensor", "dense tensors, or an index and torch.gather"),
-    ("nested_tensor", "padded tensors and a mask"),
-    ("torch.jit", "the module as it was written, without torch.jit"),
-    ("pack_padded_sequence", "the padded batch; mask what padding adds to the loss"),
-    ("nn.param", "parameters and their dtypes made in make_model"),
-    ("device", "no .cuda() and no device in the model's code: lower(device=...) chooses it"),
-)
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 # Hints that speak of torch's own matters.
 _NOT_FOR_USERS = ("torch.", "PyTorch", "Dynamo", "http", "graph break", "graph_break")
@@ -77,6 +52,7 @@ _CAUSE = re.compile(
 )
 _HANDLED = re.compile(r"(?:_next_value|_buffers|_parameters)(?:'\])?$")
 _CHILD = re.compile(r"(?:\._modules|\.__dict__\['_modules'\])\['(.*?)'\]")
+_GLOBAL = re.compile(r"G\['__import_(.*?)'\](?:\.(.*))?")
 _SIDE_EFFECTS = re.compile(r"side effects happened.*?: (\[.*\])", re.S)
 
 
@@ -98,17 +74,53 @@ def readable_errors(
         place = f" at {Source(frames[-1].filename, frames[-1].lineno or 0)}" if frames else ""
         reason, advice = _explain(_text(error, refusals), line)
         if reason.startswith((WRONG_RESULT, WRONG_METRIC, WRONG_PREDICTION)):
+            reason, advice = _of_results(reason, advice, step)
             raise TraceError(reason, call=call_of(step), legal=advice) from error
+        details = [line, *_called_from(frames)] if line else []
         message = f"the model does not trace{place}: {reason}"
         if WRONG_TAG in str(error):
             legal = 'annotate("PP"): regions count by themselves; or annotate("PP", 0)'
             raise TraceError(f"{WRONG_TAG}{place}", details=[line], legal=legal) from error
-        raised = _RAISED.search(str(error))
+        raised = _RAISED.search(str(error)) or _REFUSED.search(str(error))
         if raised and isinstance(error, refusals):
-            kind, _, text = raised.groups()
+            kind, text = raised["kind"], raised["text"].replace("immutable_", "")
             message = f"the step raises {kind}{place}: {' '.join(text.split())}"
-            advice = _by_line(line) or f"what the batch has: {_batch_text(batch)}"
-        raise TraceError(message, details=[line] if line else [], legal=advice) from error
+            advice = by_line(line) or f"what the batch has: {_batch_text(batch)}"
+        if unbound := _UNBOUND.search(str(error)):
+            called = Source(unbound["file"], int(unbound["line"]))
+            message = (
+                f"the step calls {unbound['name']}{place} with arguments that it does not take"
+            )
+            advice = f"{linecache.getline(called.file, called.line).strip()} ({called})"
+        raise TraceError(message, details=details, legal=advice) from error
+
+
+def _called_from(frames: Sequence[Any]) -> Iterator[str]:
+    """The user's own line, where the last one is that of an installed package."""
+    own = [frame for frame in frames if is_users(frame.filename)]
+    if own and own[-1] is not frames[-1]:
+        yield f"called at {Source(own[-1].filename, own[-1].lineno or 0)}: {own[-1].line}"
+
+
+def _of_results(reason: str, advice: str, step: Any) -> tuple[str, str]:
+    """What is wrong with the results of a step, and what to return; of transformers' models, too."""
+    if reason.endswith(_NO_RETURN) and _returns(getattr(step, "__code__", None)):
+        reason = reason.removesuffix(_NO_RETURN)
+        advice += "; models of transformers make a loss where they are given labels"
+    if "Output" in reason:
+        advice = "`return model(...).loss`"
+    return reason, advice
+
+
+def _returns(code: CodeType | None) -> bool:
+    """Whether code returns anything but a None that is written down, or none at all."""
+    before = None
+    for instruction in dis.get_instructions(code) if code else ():
+        none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
+        if instruction.opname == "RETURN_VALUE" and not none:
+            return True
+        before = instruction
+    return False
 
 
 def call_of(step: Any) -> Call:
@@ -137,7 +149,7 @@ def readable_building() -> Iterator[None]:
         raise TraceError(
             f"make_model fails at {Source(last.filename, last.lineno or 0)}: {reason_of(error)}",
             details=[(last.line or "").strip()],
-            legal=_by_line(last.line or "")
+            legal=by_line(last.line or "")
             or "plain parameters and buffers, made by operators: make_model runs on fake tensors, "
             "which have no content",
         ) from error
@@ -151,7 +163,8 @@ def _text(error: Exception, refusals: tuple[type[Exception], ...]) -> str:
 
 
 def _is_ours(file: str) -> bool:
-    return "/torch/" in file or file.startswith(_OWN) or not os.path.isabs(file)
+    elsewhere = not os.path.isabs(file) and not is_users(file)
+    return "/torch/" in file or file.startswith(_OWN) or elsewhere
 
 
 def _explain(text: str, line: str) -> tuple[str, str]:
@@ -167,19 +180,11 @@ def _explain(text: str, line: str) -> tuple[str, str]:
     cause = _CAUSE.search(text)
     if cause and cause[1] not in reason:
         reason += f": {' '.join(cause[1].split())}"
-    lowered = text.lower()
-    if advice := _by_line(line):
+    if advice := by_line(line) or by_text(text):
         return reason, advice
-    for word, advice in _ADVICE:
-        if word in lowered:
-            return reason, advice
     hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
     hints = [hint for hint in hints if not any(word in hint for word in _NOT_FOR_USERS)]
     return reason, hints[0] if hints else "code that torch.compile(fullgraph=True) accepts"
-
-
-def _by_line(line: str) -> str:
-    return next((advice for pattern, advice in _ADVICE_BY_LINE if re.search(pattern, line)), "")
 
 
 def _batch_text(batch: Any) -> str:
@@ -216,4 +221,6 @@ def warn_of_side_effects(said: Sequence[warnings.WarningMessage], effects: Trace
 def _readable(name: str) -> str:
     """`L['self']._modules['model']._modules['a'].seen` -> `model.a.seen`."""
     name = _CHILD.sub(r".\1", name)
+    if found := _GLOBAL.fullmatch(name):
+        return found[2] or f"a global of {found[1]}"
     return name.removeprefix("L['self'].")

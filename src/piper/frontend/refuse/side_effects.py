@@ -18,7 +18,7 @@ from torch._guards import TracingContext
 
 from piper.errors import Source, TraceError, is_users
 from piper.frontend.refuse.hooks import HOOKS
-from piper.frontend.refuse.state import BUFFERS
+from piper.frontend.refuse.state import BUFFERS, PARAMETERS
 
 _TENSORS = re.compile(r"(?:\.|__dict__\[')(_buffers|_parameters)(?:'\])?$")
 _CHILD = re.compile(r"_modules(?:'\])?\['(.*?)'\]")
@@ -62,7 +62,8 @@ class TracedEffects:
                 # The first child is the user's model, in the module that is traced.
                 path = _CHILD.findall(variable.source.name)[1:]
                 raise TraceError(
-                    f"{what} {'.'.join([*path, key])} is replaced ({source})", legal=BUFFERS
+                    f"{what} {'.'.join([*path, key])} is replaced ({source})",
+                    legal=BUFFERS if what == "buffer" else PARAMETERS,
                 )
 
 

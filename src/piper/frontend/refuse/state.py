@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -11,10 +12,12 @@ from torch import fx, nn
 from piper.bodies.captured_nodes import source_of
 from piper.errors import TraceError
 from piper.frontend.capture.interpret import Facts
+from piper.frontend.refuse.ways_out import NO_DEVICE, by_line
 
 BUFFERS = "buffers that a training forward alone changes: nothing that eval() mode changes too"
+PARAMETERS = "make_model makes parameters and ties them; the optimizer alone changes them"
 _LEGAL = {
-    "param": "parameters that the optimizer alone changes",
+    "param": PARAMETERS,
     "buffer": BUFFERS,
     "batch": "write the result to a new tensor: x = x + y instead of x += y",
 }
@@ -43,9 +46,12 @@ def refuse_changed_state(
     given = {m: origins[node] for node in origins if node not in kept for m in facts.memory[node]}
     for node, changes in facts.changes.items():
         for origin in sorted((given[m] for m in changes if m in given), key=lambda o: o.name):
+            source = source_of(node)
+            line = linecache.getline(source.file, source.line) if source else ""
+            moved = origin.role == "param" and by_line(line) == NO_DEVICE
             raise TraceError(
-                f"{_described(origin, model)} is changed in place ({source_of(node)})",
-                legal=_LEGAL[origin.role],
+                f"{_described(origin, model)} is changed in place ({source})",
+                legal=NO_DEVICE if moved else _LEGAL[origin.role],
             )
 
 

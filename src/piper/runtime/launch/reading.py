@@ -29,9 +29,7 @@ def reference(function: Data) -> dict[str, Any]:
         raise RunError(f"worker processes cannot import the data function {what}", legal=_LEGAL)
     file = inspect.getsourcefile(function)
     if file is None or not os.path.isfile(file):
-        raise RunError(
-            f"worker processes cannot import {name}: it is in no file", legal=f"{_LEGAL}, in a file"
-        )
+        raise RunError(f"worker processes cannot import {name}: it is in no file", legal=_LEGAL)
     return {**module_reference(function.__module__, file), "name": name}
 
 

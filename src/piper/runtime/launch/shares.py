@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from piper.bodies.leaves import batch_constants, batch_leaves, users_name
 from piper.errors import RunError
@@ -54,17 +54,29 @@ def checked_leaves(plan: Plan, batch: Any) -> dict[str, Tensor]:
     if len(set(rows.values())) > 1:
         raise RunError(
             "the tensors of the batch differ in their number of samples",
-            details=[f"{name}: {num}" for name, num in rows.items()],
+            details=[f"{users_name(name)}: {num}" for name, num in rows.items()],
+            legal="a row for each sample in every tensor",
         )
     given, traced = batch_constants(batch), plan.batch_constants
     if given != traced:
         name = next(n for n in (*traced, *given) if given.get(n) != traced.get(n))
         raise RunError(
-            f"{name} is {given.get(name, 'missing')}, but it was traced as "
+            f"{users_name(name)} is {given.get(name, 'missing')}, but it was traced as "
             f"{traced.get(name, 'missing')}",
             legal="what changes from step to step as a tensor",
         )
     return leaves
+
+
+def refuse_replicas(loader: DataLoader[Any]) -> None:
+    """Raise for a loader of one replica's samples, of which others would then be given a part."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        raise RunError(
+            f"the loader's DistributedSampler leaves out the samples of {sampler.num_replicas - 1} of "
+            f"{sampler.num_replicas} replicas",
+            legal="a DataLoader of all samples, such as shuffle=True: ranks are given their own rows",
+        )
 
 
 def shapes_of(plan: Plan, leaves: Mapping[str, Tensor], *, parts: int = 1) -> Shapes:
@@ -150,6 +162,7 @@ class Share:
                 legal="a map-style dataset with batch_size=..., or a data function that yields this "
                 "rank's rows itself",
             )
+        refuse_replicas(loader)
         self.epochs.used = True
         self._check_one_way()
         return self.epochs.loader(loader, self._rows)
