@@ -45,7 +45,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong program with what it prints, and the program that works with why the other one does not."""
+    """A wrong program with its error, and one that works with why the other does not."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""The mended programs of docs/mistakes: each trains and prints its loss, where the wrong one ends in an error."""
+"""The mended programs of docs/mistakes: each trains and prints its loss."""
 
 import math
 import runpy

@@ -1,4 +1,4 @@
-"""A script without `if __name__ == "__main__"`: one error, and no ranks that launch ranks; with it, it trains."""
+"""A script without `if __name__ == "__main__"`: one error, and no ranks that launch ranks."""
 
 import math
 import subprocess
