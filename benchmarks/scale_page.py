@@ -19,8 +19,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = DOCS / "pictures"
 CARD = 80e9  # bytes of an H100; its 80 GiB leave the rest to the context and to NCCL's buffers
 HEAD = (
-    "| strategy | microbatches | step | tokens/s/GPU | MFU | computes | exposed | bubble "
-    "| all_to_all hidden | peak of a rank | compile |\n" + "|---" * 11 + "|"
+    "| strategy | microbatches | step | one latency | tokens/s/GPU | MFU | computes | exposed | bubble "
+    "| all_to_all hidden | peak of a rank | compile |\n" + "|---" * 12 + "|"
 )
 
 Found = dict[str, Any]
@@ -48,12 +48,13 @@ def fits(case: Case) -> bool:
 def row(case: Case) -> str:
     name, micro = case["name"], case["strategy"]["microbatches"]
     if "refused" in case:
-        return f"| {name} | {micro} | refused: {first_line(case['refused'])} |" + " |" * 8
+        return f"| {name} | {micro} | refused: {first_line(case['refused'])} |" + " |" * 9
+    direct = f"{case['direct_seconds']:.2f} s" if "direct_seconds" in case else ""
     hidden = "" if case["exchange_hidden"] is None else f"{case['exchange_hidden']:.0%}"
     peak = f"{case['bytes'] / 1e9:.0f} GB"
     compile_s = case["lower_s"] + case["simulate_s"]
     return (
-        f"| {name} | {micro} | {case['seconds']:.2f} s "
+        f"| {name} | {micro} | {case['seconds']:.2f} s | {direct} "
         f"| {case['tokens'] / case['seconds'] / case['gpus']:,.0f} | {case['mfu']:.1%} "
         f"| {case['computing']:.0%} | {case['exposed']:.0%} | {case['bubble']:.0%} | {hidden} "
         f"| {peak if fits(case) else f'**{peak}**'} | {compile_s:.0f} s |"
@@ -109,15 +110,16 @@ def made(found: Found) -> str:
 
 
 FIGURES = {
-    "direct": lambda case: f"{case['direct_seconds']:.1f} s",
+    "direct": lambda case: f"{case['direct_seconds']:.2g} s",
     "mfu": lambda case: f"{case['mfu']:.0%}",
-    "step": lambda case: f"{case['seconds']:.1f} s",
+    "step": lambda case: f"{case['seconds']:.2g} s",
     "exposed": lambda case: f"{case['exposed']:.0%}",
     "bubble": lambda case: f"{case['bubble']:.0%}",
     "computes": lambda case: f"{case['computing']:.0%}",
     "hidden": lambda case: f"{case['exchange_hidden']:.0%}",
     "peak": lambda case: f"{case['bytes'] / 1e9:.0f} GB",
     "saved": lambda case: f"{case['bytes_by_category']['saved'] / 1e9:.0f} GB",
+    "micro": lambda case: str(case["strategy"]["microbatches"]),
     "refused": lambda case: first_line(case["refused"]),
 }
 

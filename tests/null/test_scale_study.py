@@ -47,8 +47,8 @@ def test_a_small_case_is_lowered_and_simulated(study: Any) -> None:
     assert found["strategy"]["dp"] == 8 and found["strategy"]["microbatches"] == 4
     assert found["mesh"] == "pp=2 dp=2 ep=4" and found["nodes"] > 0
     check(found, study.PEAK)
-    # A step lasts from one's end to the next one's: at least as long as the busiest rank computes.
-    assert found["exchange_s"] > 0 and found["seconds"] <= found["first_seconds"] * 1.5
+    assert found["exchange_s"] > 0
+    assert 0 < found["direct_seconds"] < found["seconds"], "a ring of 4 has 3 latencies, not one"
     refused = measured("DualPipeV", 32, schedule="dualpipev")
     assert "2 microbatches do not fill 2 ranks" in refused["refused"]
 
@@ -62,7 +62,7 @@ def test_what_is_committed_keeps_to_arithmetic(study: Any, pages: Any) -> None:
             assert model + key in known, "a case that nobody asks for any more"
             assert "refused" in case or check(case, study.PEAK) is None
             count += 1
-    assert count >= 10 and {"qwen3", "deepseek"} == set(found)
+    assert count >= 30 and {"qwen3", "deepseek"} == set(found)
 
 
 def test_the_page_and_its_pictures_are_those_of_the_files(pages: Any) -> None:
@@ -77,9 +77,9 @@ def test_a_rank_that_needs_more_than_its_card_stands_out(pages: Any) -> None:
     case = {
         "name": "ZBV", "strategy": {"microbatches": 2}, "seconds": 2.0, "tokens": 8000, "gpus": 4,
         "mfu": 0.5, "computing": 0.6, "exposed": 0.3, "bubble": 0.1, "exchange_hidden": 0.25,
-        "bytes": 81e9, "lower_s": 3.0, "simulate_s": 1.0,
+        "bytes": 81e9, "lower_s": 3.0, "simulate_s": 1.0, "direct_seconds": 1.5,
     }  # fmt: skip
-    row = "| ZBV | 2 | 2.00 s | 1,000 | 50.0% | 60% | 30% | 10% | 25% | **81 GB** | 4 s |"
+    row = "| ZBV | 2 | 2.00 s | 1.50 s | 1,000 | 50.0% | 60% | 30% | 10% | 25% | **81 GB** | 4 s |"
     assert pages.row(case) == row
     assert "| 79 GB |" in pages.row({**case, "bytes": 79e9})
     refused = {**case, "refused": "ScheduleError schedule x (a/b.py:3): no\n  legal: y"}
