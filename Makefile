@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SAY_PATH := echo 'the command piper is $(BIN)/piper: source $(BIN)/activate has your shell find it'
 
-.PHONY: demo test browser web matrix models bench bench-gpu fuzz fuzz-files chaos check format docs site clean
+.PHONY: demo test browser web matrix models bench bench-gpu scale fuzz fuzz-files chaos check format docs site clean
 
 demo: .venv/ready
 	$(BIN)/python examples/demo.py
@@ -32,6 +32,11 @@ bench-gpu:
 	$(PYTHON) benchmarks/shared_gpu.py --compile
 	$(PYTHON) benchmarks/peers.py --json peers-gpu.json --machine peers-machine.json
 	$(PYTHON) benchmarks/largest_batch.py --limit least --sides again --json peers-largest.json
+
+# Large mixtures of experts on thousands of GPUs, on paper, into docs/scale.md: it goes on where it ended.
+scale: .venv/ready
+	$(BIN)/python benchmarks/scale_study.py
+	$(BIN)/python benchmarks/scale_study.py --page
 
 # Random programs, other ones each time; a failure prints its program.
 FUZZ ?= 500

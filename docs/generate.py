@@ -27,13 +27,14 @@ PROGRAMS = DOCS.parent / "tests" / "error" / "programs"
 NOTE = "<!-- written by docs/generate.py -->"
 SECTIONS = ("Requires", "Rewrite", "Example")
 OWN = "Errors of your own code"
-GENERATED = ("directives", "reference")  # folders that hold nothing else
+GENERATED = ("directives", "mistakes", "reference")  # folders that hold nothing else
 CLASSES: dict[str, type[Directive]] = {kind_of(cls): cls for cls in SHIPPED}
 
 rewrites = module_of(str(DOCS / "rewrites.py"))
 gallery = module_of(str(DOCS / "gallery.py"))
 one_tensor = module_of(str(DOCS / "one_tensor.py"))
 reference = module_of(str(DOCS / "reference.py"))
+mistakes = module_of(str(DOCS / "mistakes.py"))
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ def errors_page(refused: list[Refusal]) -> str:
         "An error says which rule was broken, in which line of your own file, with which nodes, and",
         "what would be legal. Each program here is a test; those that show no model train the one of",
         "[_model.py](../tests/error/programs/_model.py): two stages, of which the second has experts.",
+        "[Common mistakes](mistakes/README.md) of a first day are mended on a page each.",
         "",
     ]
     order = [*vars(piper.errors), *vars(piper.cli.user_file), OWN]
@@ -225,6 +227,7 @@ def pages() -> dict[str, str]:
     by_path["one_tensor.md"] = one_tensor.page(NOTE)
     by_path |= gallery.files(NOTE)
     by_path["index.md"] = first_page((DOCS.parent / "README.md").read_text())
+    by_path |= mistakes.pages(NOTE)
     by_path["reference/api.md"] = reference.api_page(NOTE)
     by_path["reference/cli.md"] = reference.cli_page(NOTE)
     by_path["reference/plan.md"] = reference.plan_page(NOTE)

@@ -1,6 +1,6 @@
 """Hooks of mkdocs: pages as GitHub reads them in, pages as mkdocs reads them out.
 
-The contents get the pages of all directives, in the order of their index.
+The contents get the pages of all directives and of all mistakes, in the order of their indices.
 
 Links to files of the repository that are no pages become their words: there is nothing behind
 `../tests/...` on the site. Inside of code a cell of a table has `|`, where GitHub wants `\\|`.
@@ -16,13 +16,16 @@ from typing import Any
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:|#)([^)#]+)(#[^)]*)?\)")
 ROW = re.compile(r"^\|.*$", re.M)
 CODE = re.compile(r"`[^`]*`")
-INDEX = "directives/README.md"
+INDICES = ("directives/README.md", "mistakes/README.md")
 
 
 def on_config(config: Any) -> None:
-    index = (Path(config.docs_dir) / INDEX).read_text()
-    pages = re.findall(r"^\| \[(\w+)\]\((\w+\.md)\)", index, re.M)
-    _entries_with(INDEX, config.nav).extend({name: f"directives/{file}"} for name, file in pages)
+    for path in INDICES:
+        index = (Path(config.docs_dir) / path).read_text()
+        pages = re.findall(r"^\| \[([^\]]+)\]\((\w+\.md)\)", index, re.M)
+        folder = posixpath.dirname(path)
+        entries = _entries_with(path, config.nav)
+        entries.extend({name: f"{folder}/{file}"} for name, file in pages)
 
 
 def _entries_with(page: str, entries: list[Any]) -> list[Any]:

@@ -1,9 +1,7 @@
 """Mistakes of a first hour in Python: one clear error each, with the user's line and what is legal."""
 
 import importlib.util
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,22 +10,6 @@ from piper.errors import PiperError
 
 HERE = Path(__file__).parent / "scripts"
 SCRIPTS = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
-
-
-@pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where the scripts lie; none of them stays imported."""
-    monkeypatch.chdir(HERE)
-    monkeypatch.syspath_prepend(str(HERE))
-    before, environment = set(sys.modules), dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(environment)
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(HERE) in str(
-            sys.modules[name].__file__
-        ):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

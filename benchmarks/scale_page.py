@@ -1,0 +1,163 @@
+"""docs/scale.md and its pictures, from the files of scale_study.py and the words of docs/scale.in.md.
+
+`{{qwen3|2048|ZBV|mfu}}` in the words is a figure of a case.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scale_models import LABELS
+from scale_pictures import lines_svg, memory_svg
+from scale_study import RESULTS
+
+DOCS = Path(__file__).parents[1] / "docs"
+PICTURES = DOCS / "pictures"
+CARD = 80e9  # bytes of an H100; its 80 GiB leave the rest to the context and to NCCL's buffers
+HEAD = (
+    "| strategy | microbatches | step | one latency | tokens/s/GPU | MFU | computes | exposed | bubble "
+    "| all_to_all hidden | peak of a rank | compile |\n" + "|---" * 12 + "|"
+)
+
+Found = dict[str, Any]
+Case = dict[str, Any]
+
+
+def results() -> Found:
+    """What was found of each model."""
+    return {
+        model: json.loads((RESULTS / f"scale_{model}.json").read_text())
+        for model in LABELS
+        if (RESULTS / f"scale_{model}.json").exists()
+    }
+
+
+def cases_of(found: Found, model: str) -> list[Case]:
+    """By GPUs, and as they ran."""
+    return sorted(found[model]["cases"].values(), key=lambda case: int(case["gpus"]))
+
+
+def fits(case: Case) -> bool:
+    return bool(case["bytes"] <= CARD)
+
+
+def row(case: Case) -> str:
+    name, micro = case["name"], case["strategy"]["microbatches"]
+    if "refused" in case:
+        return f"| {name} | {micro} | refused: {first_line(case['refused'])} |" + " |" * 9
+    direct = f"{case['direct_seconds']:.2f} s" if "direct_seconds" in case else ""
+    hidden = "" if case["exchange_hidden"] is None else f"{case['exchange_hidden']:.0%}"
+    peak = f"{case['bytes'] / 1e9:.0f} GB"
+    compile_s = case["lower_s"] + case["simulate_s"]
+    return (
+        f"| {name} | {micro} | {case['seconds']:.2f} s | {direct} "
+        f"| {case['tokens'] / case['seconds'] / case['gpus']:,.0f} | {case['mfu']:.1%} "
+        f"| {case['computing']:.0%} | {case['exposed']:.0%} | {case['bubble']:.0%} | {hidden} "
+        f"| {peak if fits(case) else f'**{peak}**'} | {compile_s:.0f} s |"
+    )
+
+
+def first_line(error: str) -> str:
+    """Without the place in a file of ours or of the environment."""
+    return re.sub(r" \([\w/.]+:\d+\)", "", error.partition("\n")[0])
+
+
+def tables(found: Found) -> Iterator[str]:
+    for model, label in LABELS.items():
+        cases = cases_of(found, model)
+        for gpus in sorted({case["gpus"] for case in cases}):
+            mine = [case for case in cases if case["gpus"] == gpus]
+            strategy = mine[0]["strategy"]
+            million = mine[0]["tokens"] / 1e6
+            yield f"### {label} on {gpus:,} GPUs"
+            yield (
+                f"{million:.1f} million tokens in a step. PP{strategy['pp']} and EP{strategy['ep']}, "
+                "ZeRO-1, everything computed again, where the name says nothing else."
+            )
+            yield "\n".join((HEAD, *map(row, mine)))
+
+
+def batches(cases: list[Case]) -> set[int]:
+    """Each is traced once, and its first lowering records the model again."""
+    return {case["batch"] for case in cases}
+
+
+def made(found: Found) -> str:
+    """What making the plans took."""
+    lines = [
+        "| model | trace | first lowering | lowering after it | simulate | nodes | peak memory |",
+        "|---" * 7 + "|",
+    ]
+    for model, label in LABELS.items():
+        cases = [case for case in cases_of(found, model) if "nodes" in case]
+        firsts = [max(c["lower_s"] for c in cases if c["batch"] == b) for b in batches(cases)]
+        later = sorted(case["lower_s"] for case in cases if case["lower_s"] not in firsts)
+        traces = found[model]["traces"].values()
+        lines.append(
+            f"| {label} | {min(traces):.0f} to {max(traces):.0f} s "
+            f"| {min(firsts):.0f} to {max(firsts):.0f} s "
+            f"| {later[0]:.0f} to {later[-1]:.0f} s "
+            f"| {min(c['simulate_s'] for c in cases):.1f} to "
+            f"{max(c['simulate_s'] for c in cases):.1f} s "
+            f"| {min(c['nodes'] for c in cases):,} to {max(c['nodes'] for c in cases):,} "
+            f"| {max(c['peak_gib'] for c in cases):.1f} GiB |"
+        )
+    return "\n".join(lines)
+
+
+FIGURES = {
+    "direct": lambda case: f"{case['direct_seconds']:.2g} s",
+    "mfu": lambda case: f"{case['mfu']:.0%}",
+    "step": lambda case: f"{case['seconds']:.2g} s",
+    "exposed": lambda case: f"{case['exposed']:.0%}",
+    "bubble": lambda case: f"{case['bubble']:.0%}",
+    "computes": lambda case: f"{case['computing']:.0%}",
+    "hidden": lambda case: f"{case['exchange_hidden']:.0%}",
+    "peak": lambda case: f"{case['bytes'] / 1e9:.0f} GB",
+    "saved": lambda case: f"{case['bytes_by_category']['saved'] / 1e9:.0f} GB",
+    "micro": lambda case: str(case["strategy"]["microbatches"]),
+    "refused": lambda case: first_line(case["refused"]),
+}
+
+
+def filled(words: str, found: Found) -> str:
+    def figure(match: re.Match[str]) -> str:
+        model, gpus, name, what = match[1].split("|")
+        return FIGURES[what](found[model]["cases"][f"{gpus} GPUs, {name}"])
+
+    return re.sub(r"\{\{([^{}]+\|[^{}]+)\}\}", figure, words)
+
+
+def page(found: Found) -> str:
+    about = filled((DOCS / "scale.in.md").read_text(), found)
+    torch = next(iter(found.values()))["torch"]
+    about = about.replace("{{tables}}", "\n\n".join(tables(found)))
+    about = about.replace("{{made}}", made(found)).replace("{{torch}}", torch)
+    assert "{{" not in about, "a figure of docs/scale.in.md is unknown"
+    written = "Made by `python benchmarks/scale_study.py`, and written by it with `--page`."
+    return f"{about.rstrip()}\n\n{written}\n"
+
+
+def pictures(found: Found) -> dict[str, str]:
+    """Per file in docs/pictures."""
+    by_file = {}
+    for model, label in LABELS.items():
+        cases = [case for case in cases_of(found, model) if "seconds" in case]
+        by_file[f"scale_{model}.svg"] = lines_svg(f"{label}: predicted MFU", cases, CARD)
+        large = [case for case in cases if case["gpus"] == 2048]
+        by_file[f"scale_{model}_memory.svg"] = memory_svg(
+            f"{label} on 2,048 GPUs: planned peak of the fullest rank", large, CARD
+        )
+    return by_file
+
+
+def write() -> None:
+    found = results()
+    (DOCS / "scale.md").write_text(page(found))
+    for name, svg in pictures(found).items():
+        (PICTURES / name).write_text(svg)
+    print(f"wrote docs/scale.md: {sum(len(each['cases']) for each in found.values())} cases")

@@ -1,0 +1,121 @@
+"""The pages of common mistakes: wrong programs, their golden errors and the mended programs in, markdown
+out.
+
+A mended program lies in tests/error/mended, under the name of the wrong one; its docstring says why, and
+what to read. Tests run all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1] / "tests"
+MENDED = TESTS / "error" / "mended"
+WRONG = (TESTS / "error" / "scripts", TESTS / "error" / "programs", TESTS / "procs")
+FOLDER = "mistakes"
+NOQA = "  # noqa: F401"
+# The order of the pages; a test holds it to the mended programs.
+GROUPS = {
+    "Model and step": (
+        "model_instance", "step_signature", "step_returns_nothing", "step_returns_rows",
+        "step_returns_dict", "key_of_batch", "label_dtype_traced", "detached_loss",
+        "backward_in_step", "annotate_keyword",
+    ),
+    "Code that a plan cannot hold": (
+        "global_tensor", "plain_tensor", "if_on_tensor", "item_in_forward", "host_random",
+        "cuda_in_forward",
+    ),
+    "Optimizers and precision": (
+        "optimizer_instance", "optimizer_name", "optimizer_elsewhere", "optimizer_in_step",
+        "grad_scaler", "precision_unknown",
+    ),
+    "Strategies": (
+        "strategy_name", "strategy_returns", "zero_text", "microbatches", "unplaced",
+        "unowned_axis", "order_before_split",
+    ),
+    "Training and data": (
+        "no_apply", "train_program", "train_batch", "train_dataset", "data_ends", "partial_batch",
+        "step_after_close", "unguarded",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong program with its error, and one that works with why the other does not."""
+
+    name: str
+    title: str
+    wrong: Path
+    program: str
+    printed: str
+    why: str
+    see: str
+    mended: str
+
+
+def mistake(name: str) -> Mistake:
+    (wrong,) = (path for folder in WRONG if (path := folder / f"{name}.py").exists())
+    title, _ = _parted(wrong)
+    program = wrong.read_text().replace(NOQA, "").strip()  # whole: the error counts its lines
+    text, mended = _parted(MENDED / f"{name}.py")
+    why, _, see = text.partition("\n\nSee: ")
+    printed = wrong.with_suffix(".txt").read_text().rstrip()
+    title = title.partition("\n")[0].rstrip(".")
+    return Mistake(name, title, wrong, program, printed, why, " ".join(see.split()), mended)
+
+
+def _parted(path: Path) -> tuple[str, str]:
+    """A file's docstring and its code."""
+    text = path.read_text()
+    code = re.sub(r'\A""".*?"""\s*', "", text, flags=re.S)
+    return ast.get_docstring(ast.parse(text)) or "", code.replace(NOQA, "").strip()
+
+
+def pages(note: str) -> dict[str, str]:
+    """All pages by their path under docs/."""
+    found = {group: [mistake(name) for name in names] for group, names in GROUPS.items()}
+    by_path = {f"{FOLDER}/{m.name}.md": page(note, m) for each in found.values() for m in each}
+    return {f"{FOLDER}/README.md": index(note, found), **by_path}
+
+
+def page(note: str, found: Mistake) -> str:
+    file = found.wrong.relative_to(TESTS.parent)
+    planned = found.wrong.parent == WRONG[1]
+    what = f"`piper plan {found.wrong.name}` prints" if planned else "Piper raises"
+    return "\n".join(
+        (
+            note, "", f"# {found.title}", "", "```python", found.program, "```", "",
+            what, "", "```text", found.printed, "```", "",
+            "## Why", "", found.why, "", "## Mended", "", "```python", found.mended, "```", "",
+            f"See {found.see}.", "",
+            f"Tests run both: [the wrong one](../../{file}) and "
+            f"[the mended one](../../tests/error/mended/{file.name}). [All mistakes](README.md)", "",
+        )
+    )  # fmt: skip
+
+
+def index(note: str, found: dict[str, list[Mistake]]) -> str:
+    lines = [
+        note,
+        "",
+        "# Common mistakes",
+        "",
+        "What a first day with Piper may go wrong with: each page has the program, the error as it is",
+        "printed, why it is one, and the program mended. [Errors](../errors.md) has all kinds of them.",
+        "",
+    ]
+    for group, mistakes in found.items():
+        lines += [f"## {group}", "", "| mistake | error |", "|---|---|"]
+        for each in mistakes:
+            head = each.printed.partition("\n")[0].replace("|", "\\|")
+            lines.append(f"| [{each.title}]({each.name}.md) | `{head}` |")
+        lines.append("")
+    _, first = _parted(WRONG[0] / "_first.py")
+    _, model = _parted(WRONG[1] / "_model.py")
+    lines += ["## What the programs import", "", "`_first.py`:", "", "```python", first, "```", ""]
+    lines += ["`_model.py`:", "", "```python", model, "```", ""]
+    return "\n".join(lines)
