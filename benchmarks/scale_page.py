@@ -13,7 +13,7 @@ from typing import Any
 
 from scale_models import LABELS
 from scale_pictures import lines_svg, memory_svg
-from scale_study import RESULTS
+from scale_study import CASES, RESULTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = DOCS / "pictures"
@@ -37,8 +37,10 @@ def results() -> Found:
 
 
 def cases_of(found: Found, model: str) -> list[Case]:
-    """By GPUs, and as they ran."""
-    return sorted(found[model]["cases"].values(), key=lambda case: int(case["gpus"]))
+    """By GPUs, in the order of the study."""
+    known = found[model]["cases"]
+    cases = sorted((case for case in CASES if case.model == model), key=lambda case: case.gpus)
+    return [known[case.key] for case in cases if case.key in known]
 
 
 def fits(case: Case) -> bool:
@@ -81,9 +83,10 @@ def tables(found: Found) -> Iterator[str]:
             yield "\n".join((HEAD, *map(row, mine)))
 
 
-def batches(cases: list[Case]) -> set[int]:
-    """Each is traced once, and its first lowering records the model again."""
-    return {case["batch"] for case in cases}
+def records(case: Case) -> bool:
+    """Whether it was the first of its process, and so recorded the model again: no other takes a minute
+    for that and for cutting chunks."""
+    return bool(case["capture_s"] > 60)
 
 
 def made(found: Found) -> str:
@@ -94,8 +97,8 @@ def made(found: Found) -> str:
     ]
     for model, label in LABELS.items():
         cases = [case for case in cases_of(found, model) if "nodes" in case]
-        firsts = [max(c["lower_s"] for c in cases if c["batch"] == b) for b in batches(cases)]
-        later = sorted(case["lower_s"] for case in cases if case["lower_s"] not in firsts)
+        firsts = [case["lower_s"] for case in cases if records(case)]
+        later = sorted(case["lower_s"] for case in cases if not records(case))
         traces = found[model]["traces"].values()
         lines.append(
             f"| {label} | {min(traces):.0f} to {max(traces):.0f} s "

@@ -9,7 +9,21 @@ from piper.observe.pictures.styles import MEMORY_COLORS, STYLES
 
 Case = dict[str, Any]
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, WORDS = 900, 380, 60, 44, 44, 230
-_KINDS = ("F", "BI", "BW", "F&B", "all_to_all", "all_reduce", "B", "all_gather", "update", "send")
+_KINDS = (
+    "F",
+    "BI",
+    "BW",
+    "F&B",
+    "all_to_all",
+    "B",
+    "update",
+    "all_reduce",
+    "all_gather",
+    "send",
+    "R",
+    "reduce_scatter",
+    "shift",
+)
 INK, GRID = "#5b6470", "#d5d9df"
 
 
