@@ -101,6 +101,7 @@ def test_averages_are_those_of_one_device(degrees: str, how: str) -> None:
     assert max(errors.values()) < 1e-8, errors
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out")
 @pytest.mark.parametrize("degrees", ["zero 0", "buckets"])
 def test_averages_of_groups_and_of_what_is_not_trained(degrees: str) -> None:
     job = _job(degrees, optimizer=partly)

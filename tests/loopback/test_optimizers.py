@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -342,6 +343,7 @@ def test_groups_by_patterns() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out")
 @pytest.mark.parametrize("name", ["left out", "frozen", "frozen in a group"])
 def test_what_a_factory_leaves_out_or_freezes_is_in_no_group(name: str) -> None:
     def factory(model: nn.Module) -> torch.optim.Optimizer:
@@ -369,6 +371,7 @@ def test_several_optimizers_have_groups_of_their_own() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out")
 def test_a_factory_sees_what_the_model_wrote_on_a_parameter() -> None:
     def make() -> nn.Module:
         layer = nn.Linear(6, 6)
@@ -424,3 +427,21 @@ def _state_bytes(updaters: Any) -> int:
             held += updater.masters
         storages |= {t.untyped_storage().data_ptr(): t for t in held if isinstance(t, Tensor)}
     return sum(t.untyped_storage().nbytes() for t in storages.values())
+
+
+def test_a_factory_that_leaves_parameters_out_is_told() -> None:
+    """With the line of the factory, and the line of lower; what it freezes it does not forget."""
+    program = program_of("dense")
+    half = lambda params: torch.optim.SGD(params[:3], lr=0.1)  # noqa: E731
+    with pytest.warns(
+        UserWarning, match=r"factory \(.*test_optimizers.py:\d+\) leaves out .* more"
+    ) as told:
+        program.lower(optimizer=half)
+    assert [Path(each.filename).name for each in told] == ["test_optimizers.py"]
+
+    def frozen(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        for param in params[3:]:
+            param.requires_grad_(False)
+        return torch.optim.SGD(params[:3], lr=0.1)
+
+    program.lower(optimizer=frozen)

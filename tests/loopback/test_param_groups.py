@@ -209,6 +209,7 @@ def _left_out(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out")
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("degrees", ["zero 0", "zero 3", "ep2", "buckets"])
 def test_what_is_left_out_is_not_trained(degrees: str, clip: float | None) -> None:
@@ -231,6 +232,7 @@ def test_what_is_left_out_is_not_trained(degrees: str, clip: float | None) -> No
     assert evaluated == pytest.approx(loss.item(), rel=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out")
 @pytest.mark.parametrize("case", ["untagged", "dropout", "counted"])
 def test_what_is_left_out_of_other_models(case: str) -> None:
     """Stages that the compiler has cut, random numbers and a counted loss in the second trace."""
@@ -243,6 +245,7 @@ def test_what_is_left_out_of_other_models(case: str) -> None:
     assert errors.exact, errors
 
 
+@pytest.mark.filterwarnings("ignore:.*leaves out")
 def test_a_gradient_that_nobody_steps_is_not_computed() -> None:
     few, all_ = _job(_left_out, DEGREES["zero 3"]), _job(piper.adamw(), DEGREES["zero 3"])
     assert few.report.peaks[0].kept["gradients"] < all_.report.peaks[0].kept["gradients"] / 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import inspect
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -97,6 +98,13 @@ def resolve_optimizer(
     }
     if not of:
         raise PlanError(f"{_described(given)} leaves out all that is trained", legal=_GROUPS)
+    left_out = [name for name in params if name in trained and name not in frozen | of.keys()]
+    if left_out:
+        warnings.warn(
+            f"{_described(given)} leaves out {_listed(left_out)}, so that they stay as they are: give "
+            "them to an optimizer, or freeze them there (requires_grad_(False)) to say so",
+            stacklevel=6,  # of lower, which is wrapped
+        )
     records = [
         _group(given, made, number, index)
         for number, made in enumerate(optimizers)

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from piper.api.run import Run
 from piper.errors import PiperError, RunError
@@ -28,7 +28,7 @@ MARKED = 200  # recorded steps that charts have a mark for
 _CURVES = ("loss", "norm", "lr", "ms", "per_second", "memory", "mfu")
 
 
-def watched_at(watch: bool | str, every: int | None, log: str) -> Address | None:
+def watched_at(watch: bool | str, every: int | None, log: str | IO[str]) -> Address | None:
     """Where to serve; None if nobody watches."""
     if watch is False:
         if every is not None:
