@@ -22,8 +22,10 @@ from piper.bodies.files.codec import decode
 from piper.errors import TraceError
 from piper.plan.report.summary import slot_bytes
 from piper.strategies import parallel
+from piper.training.verdict import verify
 from piper.training.verify import compare, train_one_device
 from tests.loopback.test_inside import CLOSE, measured_peak
+from tests.zoo_hf import VOCABULARY, ZOO
 
 WIDTH = 16
 BATCH = torch.randn(64, 8, WIDTH, dtype=torch.float64)
@@ -183,6 +185,70 @@ def test_a_reentrant_checkpoint_that_would_train_nothing_is_refused() -> None:
         TraceError, match=r"no argument with a gradient \(.*test_checkpoint.*\n.*False"
     ):
         piper.trace(lambda: Bare().double(), BATCH, _step)
+
+
+class Mixed(nn.Module):
+    """A layer of experts, which count as regions while its code is checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4)
+        self.up = nn.Parameter(torch.randn(4, WIDTH, WIDTH) * 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        weights, chosen = self.router(rows).softmax(-1).topk(2)
+        made = piper.mixture(self.experts, rows, chosen, weights, num_experts=4)
+        return x + made.view(x.shape)
+
+    def experts(self, rows: Tensor, counts: Tensor) -> Tensor:
+        return piper.grouped_mm(rows, self.up, counts).tanh()
+
+
+class Mixtures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Mixed() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            with piper.annotate("PP"):
+                x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("adversary", [False, True], ids=["plain", "adversary"])
+@pytest.mark.parametrize(
+    "degrees",
+    [{"dp": 2, "ep": 2}, {"pp": 2, "dp": 2, "ep": 2, "zero": 3, "microbatches": 2}],
+    ids=str,
+)
+def test_experts_in_checkpointed_code(degrees: dict[str, Any], adversary: bool) -> None:
+    program = piper.trace(lambda: Mixtures().double(), BATCH, _step)
+    assert {
+        value for chunk in program.graph.chunks for tag, value in chunk.tags if tag == "EP"
+    } == {0, 1}
+    job = program.apply(parallel(**degrees)).lower(optimizer=piper.adamw(lr=1e-3))
+    with job.launch("loopback", adversary=adversary) as run:
+        errors = compare(run, [BATCH], train_one_device(job, [BATCH]))
+    assert errors.exact, errors
+
+
+def test_experts_of_hugging_face_in_checkpointed_code() -> None:
+    """Which also notes their routers' logits while it runs."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    tiny = ZOO["qwen3_moe"]()
+
+    def make() -> nn.Module:
+        model = tiny.make_model()
+        model.gradient_checkpointing_enable()
+        return model.train()
+
+    tokens = torch.randint(4, VOCABULARY, (4, 8), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": tokens, "labels": tokens.clone()}
+    program = piper.trace(make, batch, tiny.step).apply(parallel(dp=2, ep=2))
+    found = verify(program, [batch])
+    assert found.exact, found
 
 
 def test_layers_of_hugging_face() -> None:

@@ -25,7 +25,12 @@ def eager_step(job: Job, model: nn.Module) -> Callable[[Any, int, int], Any]:
     """A function of (rows, step, global microbatch) that calls the user's step on the module."""
     plan, source = job.plan, job.source
     if not any(slot.kind == "key" for rank_class in plan.classes for slot in rank_class.slots):
-        return lambda rows, step, microbatch: source.step(model, rows)
+
+        def plain(rows: Any, step: int, microbatch: int) -> Any:
+            with _without_checkpoints():
+                return source.step(model, rows)
+
+        return plain
     pieces = plan.num_data_ranks * plan.num_microbatches
     draws = draws_of(source.captured(source.batch_size // pieces))
     num_keys = 1 + max(draw.index for draw in draws if draw.index is not None)
@@ -45,7 +50,8 @@ def eager_step(job: Job, model: nn.Module) -> Callable[[Any, int, int], Any]:
 
 @contextlib.contextmanager
 def _without_checkpoints() -> Iterator[None]:
-    """Checkpointed code runs once. Made again in a backward, it would draw without any key."""
+    """Checkpointed code runs once. Made again in a backward, it would draw without any key, in dtypes
+    that nobody lifts, and by experts' kernels that take no float64."""
     checkpoint: Any = torch.utils.checkpoint
     with (
         patch.object(checkpoint, "_checkpoint_without_reentrant_generator", _as_it_is),

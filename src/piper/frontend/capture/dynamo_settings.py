@@ -1,4 +1,5 @@
-"""What Dynamo lets through while a step is traced: recurrent layers, and words that change nothing."""
+"""What Dynamo lets through while a step is traced: recurrent layers, words that change nothing, and
+what checkpointed code does beside its results, such as counting regions."""
 
 from __future__ import annotations
 
@@ -10,18 +11,21 @@ from typing import Any
 
 import torch
 
+_CHECKPOINTS = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 # Methods of loggers that only speak; other packages add their own to the class (`warning_once`).
 _METHODS = ["debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"]
 
 
 @contextlib.contextmanager
 def tracing_settings() -> Iterator[None]:
-    """Loggers, prints and warnings say nothing: what they would print is on fake tensors."""
+    """Loggers, prints and warnings say nothing: what they would print is on fake tensors. Checkpointed
+    code is traced once and put in the place of its call, so that what it changes changes once."""
     config: Any = torch._dynamo.config
     silent = "ignore_logging_functions"
     if not hasattr(config, silent):  # torch 2.11
         silent = "ignore_logger_methods"
-    with config.patch({"allow_rnn": True, silent: getattr(config, silent) | _speaking()}):
+    spoken = getattr(config, silent) | _speaking()
+    with config.patch({"allow_rnn": True, _CHECKPOINTS: True, silent: spoken}):
         yield
 
 

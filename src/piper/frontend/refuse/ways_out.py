@@ -35,10 +35,6 @@ _LINES = (
         'no assert on values: train(..., on_nan="stop") names the first task with a NaN',
     ),
     (r"add_scalar|wandb|mlflow|tqdm|\bp?bar\.|\b(self|writer|logger|run)\.log", AS_METRICS),
-    (
-        r"annotate\(",
-        "annotate(...) around torch.utils.checkpoint, or s.recompute(...) in its place",
-    ),
     (r"retain_grad", "no gradients inside of the step; lower(clip=...) has their norm"),
 )
 # Words of what torch says.
