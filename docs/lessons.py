@@ -34,6 +34,9 @@ NOTE = "<!-- written by docs/lessons.py -->"
 WORDS_A_MINUTE = 150
 gallery = module_of(str(ROOT / "docs" / "gallery.py"))
 
+_EXERCISES = "## Exercises\n"
+_ASSERTS = """The script's asserts hold this page to what it says. Your change may break one: delete it,
+and go by what is printed."""
 _SECTION = re.compile(r"^ *# \d+\. .*\n", re.M)
 _MARK = re.compile(r"^\{(code|output|run)(?: (\d+))?(?: (piper [^\n]*))?\}$", re.M)
 
@@ -110,7 +113,7 @@ def page(name: str, printed: str, folder: Path) -> str:
         shown = "\n".join([*lines[:most], *(["..."] if len(lines) > most else [])])
         return f"```console\n$ {mark[3]}\n```\n```text\n{shown}\n```"
 
-    text = _MARK.sub(filled, template(name))
+    text = _MARK.sub(filled, template(name).replace(_EXERCISES, f"{_EXERCISES}\n{_ASSERTS}\n"))
     left = [*code, *paragraphs]
     assert not left, f"{name}.in.md does not show: {left[0]}"
     return f"{NOTE}\n{text}"

@@ -21,8 +21,8 @@ NOQA = "  # noqa: F401"
 GROUPS = {
     "Model and step": (
         "model_instance", "step_signature", "step_returns_nothing", "step_returns_rows",
-        "step_returns_dict", "key_of_batch", "label_dtype_traced", "detached_loss",
-        "backward_in_step", "annotate_keyword",
+        "step_returns_logits", "step_returns_dict", "key_of_batch", "label_dtype_traced",
+        "detached_loss", "backward_in_step", "annotate_keyword",
     ),
     "Code that a plan cannot hold": (
         "global_tensor", "plain_tensor", "if_on_tensor", "item_in_forward", "host_random",

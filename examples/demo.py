@@ -12,6 +12,7 @@ import piper
 from piper.strategies import parallel
 
 STEPS = 60
+PAGE = "demo.html"
 
 
 def main() -> None:
@@ -33,6 +34,8 @@ def main() -> None:
         raise SystemExit("the loss did not fall")
     bits = held_out / 0.6931
     print(f"{bits:.2f} bits a byte on lines that it has never seen; a guess would be 8")
+    job.show(PAGE)
+    print(f"{PAGE} shows its step to a browser; docs/lessons explains all of it")
 
 
 if __name__ == "__main__":

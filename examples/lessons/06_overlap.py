@@ -34,6 +34,8 @@ def backward_first(*, num_ranks: int, num_microbatches: int) -> Iterator[list[st
 
 # 3. The same step under four schedules, on 64 simulated GPUs.
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+if folder:
+    folder.mkdir(exist_ok=True)
 steps, shares = [], []
 for schedule in ("1f1b", "interleaved_1f1b", "dualpipev", backward_first):
     strategy = parallel(pp=4, dp=16, ep=16, schedule=schedule, microbatches=24)
@@ -47,7 +49,7 @@ for schedule in ("1f1b", "interleaved_1f1b", "dualpipev", backward_first):
         timeline.save(folder / f"{name}.timeline")
 
 # 4. What is to be learned.
-one, interleaved, dual, backward = shares
+one, interleaved, dual, backward, *_ = shares
 assert dual > 2 * max(one, interleaved)
 assert backward > 1.3 * dual
 assert all(later < 0.96 * earlier for earlier, later in pairwise(steps))

@@ -35,6 +35,8 @@ def model(sizes: Sequence[int]) -> nn.Module:
 
 # 2. Three attempts.
 folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+if folder:
+    folder.mkdir(exist_ok=True)
 
 
 def attempt(name: str, program: piper.Program, schedule: str) -> Timeline:

@@ -90,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.timings:
         print("\n".join(f"{name:<10} {1e3 * took:9.1f} ms" for name, took in job.seconds.items()))
     for name in written:
-        print(f"wrote {name}; to train it: piper train {name} --data {arguments.file} --steps 10")
+        print(
+            f"wrote {name}; to look at it: piper show {name} --open; "
+            f"to train it: piper train {name} --data {arguments.file} --steps 10"
+        )
     return 0
 
 

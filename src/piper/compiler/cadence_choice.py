@@ -26,7 +26,8 @@ _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves
 _REUSE = (ONCE, 1)  # what lies between is better left to buckets that are kept
 _AGAIN: tuple[Again, ...] = ("", "expensive", "nothing")
 _UNBOUND = (
-    "no memory limit was given: sums are held, which moves {moved} a step instead of {each}",
+    "no memory limit was given, so that whole sums are held and {moved} a step are moved instead of "
+    "{each}; reduce_every=1 keeps parts",
     "no memory limit was given",
 )
 

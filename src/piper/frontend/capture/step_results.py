@@ -82,6 +82,11 @@ class WholeStep(nn.Module):
             raise TypeError(
                 f"{WRONG_RESULT}, not a {type(result).__name__} with {_kind(others[0])}"
             )
+        if len(result) > 1:
+            large = [each for each in result if isinstance(each, Tensor) and each.numel() != 1]
+            if large:
+                shape = "x".join([str(size) for size in large[0].shape])
+                raise TypeError(f"{WRONG_RESULT}, not a pair with a tensor of {shape} numbers")
         # A count may be a number, a buffer or the loss itself; here it becomes a tensor of its own.
         counts = [_zero(_scalar(result[0])) + _scalar(other) for other in result[1:]]
         made = [_metric(name, metric, result[0]) for name, metric in metrics.items()]
