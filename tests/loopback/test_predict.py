@@ -145,3 +145,16 @@ def test_a_job_from_a_file_has_no_code_to_predict_with(tmp_path: Any) -> None:
     )
     with loaded.launch("loopback") as run, pytest.raises(PlanError, match=text):
         run.predict(torch.ones(8, 4, dtype=torch.float64), lambda model, x: model(x))
+
+
+@pytest.mark.parametrize("degrees", [{"cp": 2}, {"tp": 2, "sp": True}], ids=str)
+def test_leaves_that_a_prediction_does_not_read_may_be_cut(degrees: dict[str, Any]) -> None:
+    """Labels are cut like tokens in training, and a prediction has no use for them."""
+    case = tensor_zoo.CASES["dense"]
+    job = tensor_zoo.program_of("dense").apply(parallel(**degrees)).lower(optimizer=ADAMW)
+    with job.launch("loopback") as run:
+        found = run.predict(case.batch(0), lambda model, batch: model(batch))
+        alone = case.model().eval()
+        alone.load_state_dict(run.state_dict())
+    assert isinstance(found, torch.Tensor)
+    assert torch.allclose(found, alone(case.batch(0)), rtol=1e-12, atol=1e-12)

@@ -363,8 +363,10 @@ def _plan(
 
 
 def _among(scheduled: Scheduled, source: Source) -> Scheduled:
-    """Directives that name leaves of the batch, for a batch that has fewer."""
-    leaves = {name.removeprefix("batch:") for name in source.leaves}
+    """Directives that name leaves of the batch, for code that reads fewer."""
+    _, traced = source.at(source.batch_size)
+    read = (name for name, value in traced.values.items() if value.role == "batch")
+    leaves = {name.removeprefix("batch:") for name in read}
     records = (
         msgspec.structs.replace(record, directive=record.directive.among(leaves))
         for record in scheduled.history

@@ -44,13 +44,14 @@ class OwnOrders:
 
 def rows_of_experts(code: ChunkCode, layouts: Mapping[int, Layout]) -> Split | None:
     """How the rows of sharded experts lie, where each rank has sorted its own."""
-    orders = [layout for layout in layouts.values() if order_of(layout)]
+    sorted_rows = (layout for layout in layouts.values() if order_of(layout))
+    orders = [way for way in sorted_rows if isinstance(way, Split) and way.dim is not None]
     if not orders:
         return None
     rows = orders[0]
-    assert isinstance(rows, Split)
+    counts = STACKED.sorted_as(rows.order)
     for index, given in enumerate(code.inputs):
-        if not given.param and layouts.get(index) not in (rows, STACKED):
+        if not given.param and layouts.get(index) not in (rows, counts):
             raise SortedApartError("experts that are sharded read rows in two orders")
         if given.param and index in layouts:
             raise SortedApartError("experts that are sharded are cut, and need rows of all ranks")
@@ -66,7 +67,7 @@ def with_own_rows(
         return TensorType(local_shape(spec.shape, rows, size), spec.dtype, spec.bound)
 
     inputs = tuple(
-        replace(given, spec=own(given.spec)) if order_of(layouts.get(index, STACKED)) else given
+        replace(given, spec=own(given.spec)) if layouts.get(index) == rows else given
         for index, given in enumerate(code.inputs)
     )
     return replace(code, inputs=inputs, outputs=tuple(map(own, code.outputs)))

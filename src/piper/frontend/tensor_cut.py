@@ -18,7 +18,7 @@ from piper.bodies.tensor.changes import Ends, SortedApartError
 from piper.bodies.tensor.cut_over_ranks import Partitioned, partition
 from piper.bodies.tensor.rows_by_data import at_any_rows
 from piper.bodies.tensor.rules.rule_table import operator_name
-from piper.errors import Call, TensorError, TraceError
+from piper.errors import AxisError, Call, TensorError, TraceError
 from piper.frontend.ends_of_chunks import EndsOfChunks
 from piper.frontend.own_orders import OwnOrders, rows_of_experts, with_own_rows
 from piper.frontend.tensor_pieces import PiecesOfChunk
@@ -76,9 +76,11 @@ class TensorCuts:
         """Each rank sorts its own rows for experts, if all code that reads them can do with that."""
         try:
             return Cutting(self, traced, how, sorts_apart=True).run()
-        except SortedApartError as error:
-            if how.over_axis:
+        except (SortedApartError, AxisError) as error:
+            if how.over_axis and isinstance(error, SortedApartError):
                 raise _together(how, str(error)) from error
+            if how.over_axis:
+                raise
             return Cutting(self, traced, how, sorts_apart=False).run()
 
     def partition(
@@ -143,7 +145,8 @@ class Cutting:
             if chunk.whole in how.over_axis:
                 params = (n for n in chunk.inputs if traced.values[n].role == "param")
                 self.layouts |= dict.fromkeys(params, Split(0))
-        self.batch = {name: self._dealt(dim) for name, dim in how.batch}
+        dealt = [(name, dim) for name, dim in how.batch if name in traced.values]
+        self.batch = {name: self._dealt(dim) for name, dim in dealt}
         self.marks: dict[str, Layout] = {n: Split(dim) for n, dim in how.sequence}
         self.marks |= self.batch
         self.values: dict[str, TracedValue] = {}
@@ -155,6 +158,7 @@ class Cutting:
     def run(self) -> Traced:
         for index, chunk in enumerate(self.traced.chunks):
             self._chunk(index, chunk)
+        self._check_readers()
         for name, value in self.traced.values.items():
             if name not in self.values:  # what other axes change
                 self.values[name] = self.along(value, self.layout(name, self.layouts))
@@ -165,11 +169,23 @@ class Cutting:
             gathered=tuple(self.gathered),
         )
 
+    def _check_readers(self) -> None:
+        """Raise where a parameter's gradient is equal on all ranks in one chunk and a term of a sum in
+        another: rows that are sorted together may mend that."""
+        found: dict[str, set[Layout]] = {}
+        for chunk in self.chunks if self.orders.num else ():
+            for name, ways in chunk.gradients:
+                found.setdefault(name, set()).add(dict(ways)[self.how.axis])
+        for name, lies in found.items():
+            if {PARTIAL, REPLICATED} <= lies:
+                raise SortedApartError(f"{name} is read by code that is equal on all ranks, too")
+
     def _dealt(self, dim: int) -> Split:
         """How a leaf of the batch is cut. In a ring each rank has an early part and a late one, if there
         are as many, so that all of them see equally many keys at every turn."""
-        shapes = {n: self.traced.values[n].spec.shape for n, _ in self.how.batch}
-        pairs = all(shapes[n][d] % (2 * self.how.size) == 0 for n, d in self.how.batch)
+        read = [(n, d) for n, d in self.how.batch if n in self.traced.values]
+        shapes = [(self.traced.values[n].spec.shape, d) for n, d in read]
+        pairs = all(shape[d] % (2 * self.how.size) == 0 for shape, d in shapes)
         return (
             Split(dim, 2, mirrored=True) if pairs and self.how.attention.deals_pairs else Split(dim)
         )

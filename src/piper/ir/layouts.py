@@ -52,7 +52,7 @@ class Split(msgspec.Struct, frozen=True, omit_defaults=True, repr_omit_defaults=
 
     def __str__(self) -> str:
         if self.dim is None:
-            return "stacked"
+            return f"stacked({self.order})" if self.order else "stacked"
         sizes = self.blocks if isinstance(self.blocks, tuple) else (self.blocks,)
         blocks = f"|{'+'.join(map(str, sizes))}" if self.blocks != 1 else ""
         turn = f" turn {self.turn}" if self.turn else ""
@@ -290,4 +290,6 @@ def layout_from_text(text: str) -> Layout:
         blocks = sizes if len(sizes) > 1 else sizes[0]
         turn, order = (int(cut[name] or 0) for name in ("turn", "order"))
         return Split(int(cut["dim"]), blocks, turn, bool(cut["mirrored"]), order)
+    if match["kind"] == "stacked" and match["of"]:
+        return STACKED.sorted_as(int(match["of"]))
     return Routed(match["of"] or "") if match["kind"] == "routed" else _PLAIN[match["kind"]]

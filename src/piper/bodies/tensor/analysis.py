@@ -35,7 +35,6 @@ from piper.ir.layouts import (
     PARTIAL,
     REPLICATED,
     SHARED,
-    STACKED,
     Layout,
     Split,
     divides,
@@ -50,6 +49,10 @@ _CARRYING = {
 # What they make of a parameter, each piece that reads it makes by itself: the parameter never moves.
 _OF_WEIGHTS = {
     "_to_copy", "to", "t", "transpose", "permute", "detach", "alias", "view", "unsqueeze"
+}  # fmt: skip
+# Of which a rank's own rows, in whatever order, give its term.
+_SUMS_OF_ROWS = {
+    "sum", "mean", "mm", "bmm", "matmul", "einsum", "cross_entropy_loss"
 }  # fmt: skip
 _GATHERED = (vocabulary_terms,)  # made to be gathered
 NO_ENDS = Ends()
@@ -216,14 +219,15 @@ class Analysis(Readings):
         if replicated and node.target not in STAND_INS:
             return ask.all_replicated()
         known = rule_of(node)
-        if STACKED in have and known is not grouped_mm:
+        counts = any(isinstance(layout, Split) and layout.dim is None for layout in have)
+        if counts and known is not grouped_mm:
             raise self._apart(node, "it reads how many rows each expert has on all ranks")
         if known is None:
             answer = ask.all_replicated("there is no rule for it")
         else:
             answer = known(ask)
             for arg, want in zip(args, answer.wants, strict=True):
-                if not isinstance(want, Split) or want == STACKED:
+                if not isinstance(want, Split) or want.dim is None:
                     continue
                 if not divides(want, shape_of(arg), self.size):
                     length = shape_of(arg)[dim_of(want)]
@@ -243,13 +247,20 @@ class Analysis(Readings):
         """Rows that a rank has sorted by itself stay there, and apart from rows in other orders, until
         they are put back."""
         makes = answer.makes if isinstance(answer.makes, list) else [answer.makes]
-        apart = any(map(order_of, have))
+        name = operator_name(node)
         for layout, want in zip(have, answer.wants, strict=True):
-            if layout != want and (order_of(layout) or order_of(want) or STACKED in (layout, want)):
+            if layout != want and (order_of(layout) or order_of(want)):
                 raise self._apart(node, answer.reason or "it reads rows in two orders")
-        mixes = any(isinstance(made, Split) and not made.order for made in makes)
-        if apart and mixes and operator_name(node) not in ("put_rows", "take_rows"):
-            raise self._apart(node, "it takes sorted rows apart")
+        for made in makes if any(map(order_of, have)) else ():
+            if isinstance(made, Split) and not made.order and name != "put_rows":
+                raise self._apart(node, "it takes sorted rows apart")
+            if made == PARTIAL and name not in _SUMS_OF_ROWS:
+                raise self._apart(node, "it makes terms of a sum of sorted rows")
+
+    def check_place(self, node: fx.Node) -> None:
+        """Raise where code goes by a rank's place, but reads rows in an order of that rank's own."""
+        if any(order_of(self.layout(arg)) for arg in tensor_args(node) if arg in self.layouts):
+            raise self._apart(node, "it looks for rows where the whole has them")
 
     def _apart(self, node: fx.Node, reason: str) -> SortedApartError:
         return SortedApartError(str(Note(operator_name(node), reason, source_of(node), node)))

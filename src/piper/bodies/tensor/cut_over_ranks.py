@@ -25,7 +25,7 @@ from piper.bodies.tensor.sequence_marks import carried_marks
 from piper.bodies.tensor.stand_ins import with_stand_ins
 from piper.errors import TraceError
 from piper.ir.attention_forms import GATHER, AttentionForm
-from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Layout, Split, divides
+from piper.ir.layouts import PARTIAL, REPLICATED, Layout, Split, divides
 
 NO_ENDS = Ends()
 
@@ -123,7 +123,7 @@ def prepared(
     for name, node in named.items():
         for layout in (layouts.get(name), batch.get(name)):
             shape = node.meta["val"].shape
-            if not isinstance(layout, Split) or layout == STACKED:
+            if not isinstance(layout, Split) or layout.dim is None:
                 continue
             if not divides(layout, shape, size):
                 raise TraceError(

@@ -34,12 +34,22 @@ def local_shape(shape: Sequence[int], layout: Layout, size: int) -> tuple[int, .
 
 def reshaped(split: Split, before: Sequence[int], after: Sequence[int], size: int) -> Split | None:
     """How the result of a reshape lies; None if a part of the one is not a part of the other."""
+    if 0 in (*before, *after):
+        return None  # of nothing there are no parts
     for of_before, of_after in _equal_groups(before, after):
         if split.dim in of_before:
             found = _in_group(split, before, after, of_before, of_after, size)
-            apart = found is not None and after[dim_of(found)] == before[dim_of(split)]
-            return found if apart or not split.order else None
+            return found if not split.order or _is_same(split, found, before, after) else None
     return None
+
+
+def _is_same(
+    split: Split, found: Split | None, before: Sequence[int], after: Sequence[int]
+) -> bool:
+    """Whether a reshape leaves the dim that is cut as it is: rows of a rank's own order stay rows."""
+    if found is None or found.blocks != split.blocks:
+        return False
+    return after[dim_of(found)] == before[dim_of(split)]
 
 
 def _equal_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, range]]:

@@ -57,6 +57,9 @@ class PieceCode:
         return made
 
     def place(self) -> fx.Node:
+        """For the local code of a rule."""
+        if self._source is not None:
+            self.analysis.check_place(self._source)
         return self._holder(PLACE)
 
     def _holder(self, ref: Ref) -> fx.Node:
@@ -113,7 +116,9 @@ class PieceCode:
             return value
         if reading not in self._local:
             shape = _node(ref).meta["val"].shape
-            self._local[reading] = own_part(self.graph, value, shape, part, self.size, self.place())
+            self._local[reading] = own_part(
+                self.graph, value, shape, part, self.size, self._holder(PLACE)
+            )
         return self._local[reading]
 
     def _changed(self, change: Change) -> fx.Node:
@@ -130,7 +135,7 @@ class PieceCode:
         shape = local_shape(change.source.meta["val"].shape, change.have, self.size)
         if change.pads:
             own = self._value(change.source)
-            return padded(self.graph, own, len(shape), self.size, self.place())
+            return padded(self.graph, own, len(shape), self.size, self._holder(PLACE))
         assert isinstance(change.want, Split)
         return spread(self.graph, self._value(change.source), shape, change.want, self.size)
 

@@ -18,7 +18,7 @@ def grouped_mm(ask: Ask) -> Answer:
     of which it has the counts."""
     rows, weight, _ = ask.summed()
     if order_of(rows) and not isinstance(weight, Split):
-        return Answer([rows, REPLICATED, STACKED], rows)
+        return Answer([rows, REPLICATED, STACKED.sorted_as(order_of(rows))], rows)
     if isinstance(weight, Split) and weight.dim == 2:
         return Answer([REPLICATED, weight, REPLICATED], moved(weight, 1))
     if isinstance(weight, Split) and weight.dim == 1:
@@ -48,8 +48,8 @@ def moved_rows(ask: Ask) -> Answer:
 def sort_experts(ask: Ask) -> Answer:
     """Rows of all ranks, or each rank those that it has."""
     expert = ask.layouts[0]
-    if ask.order and isinstance(expert, Split):
-        return Answer([expert], [expert.sorted_as(ask.order), STACKED])
+    if ask.order and isinstance(expert, Split) and not expert.order:
+        return Answer([expert], [expert.sorted_as(ask.order), STACKED.sorted_as(ask.order)])
     return ask.all_replicated(_TOGETHER)
 
 

@@ -39,8 +39,6 @@ def _own_mask(
     others = [REPLICATED] * (len(ask.args) - 1)
     if not isinstance(layout, Split):
         return Answer([layout, *others], layout)
-    if layout.order:
-        return ask.all_replicated("which numbers a row draws depends on the rows of other ranks")
     dim = dim_of(layout)
     sizes = dealt_blocks(layout, ask.shape(0)[dim])
     position, keep = ask.given["position"], ask.given["keep"]

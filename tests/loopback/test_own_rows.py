@@ -32,6 +32,7 @@ from piper.plan.holdings import holdings
 from piper.plan.tasks import Comm
 from piper.plan.types import Plan
 from piper.strategies import parallel
+from piper.training.verify import compare, train_one_device
 from tests.tensor_zoo import BATCH, LENGTH, WIDTH, program_of
 from tests.zoo import ADAMW, EXPERTS
 
@@ -72,7 +73,9 @@ def test_only_a_rank_itself_knows_the_order_of_its_rows(other: Layout) -> None:
     assert conversion(own, Routed("counts")) == conversion(Routed("counts"), own) == "all_to_all"
 
 
-@pytest.mark.parametrize("way", [Split(0, order=3), Split(0, 4, order=1), Split(1, 2, 0, True, 12)])
+@pytest.mark.parametrize(
+    "way", [Split(0, order=3), Split(0, 4, order=1), Split(1, 2, 0, True, 12), Split(order=2)]
+)
 def test_orders_are_said_in_words(way: Split) -> None:
     assert layout_from_text(str(way)) == way
 
@@ -133,7 +136,7 @@ class Odd(nn.Module):
         super().__init__()
         self.kind = kind
         self.embed = nn.Embedding(8, 8)
-        self.gate = nn.Linear(8, 4)
+        self.gate, self.second = nn.Linear(8, 4), nn.Linear(8, 4)
         self.up = nn.Parameter(torch.randn(4, 8, 8) * 0.3)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -143,6 +146,18 @@ class Odd(nn.Module):
         def experts(taken: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
             if self.kind == "pairs":
                 taken = taken.view(-1, 2, 8).sum(1, keepdim=True).expand(-1, 2, -1).flatten(0, 1)
+            if self.kind == "turned":  # rows as columns, and back
+                mixed = taken.view(-1, 2, 4).transpose(0, 1).reshape(-1, 8).softmax(1)
+                taken = taken + mixed.sum(0)
+            if self.kind == "looked up":
+                taken = taken + F.embedding(
+                    torch.tensor([3, 20, 41], device=taken.device), taken
+                ).sum(0)
+            if self.kind == "causal":
+                keys = self.up.view(1, 1, 32, 8)
+                queries = taken.view(1, 1, -1, 8)
+                found = F.scaled_dot_product_attention(queries, keys, keys, is_causal=True)
+                taken = taken + found.view(-1, 8)
             if self.kind == "every second":
                 taken = taken + taken[::2].repeat_interleave(2, 0)
             if self.kind == "dropout":
@@ -150,20 +165,44 @@ class Odd(nn.Module):
             made = piper.grouped_mm(taken, self.up, counts)
             return made * counts.max() if self.kind == "counts" else made
 
-        return piper.mixture(experts, rows, chosen, weights, num_experts=4).square().mean()
+        if self.kind != "other counts":
+            made = piper.mixture(experts, rows, chosen, weights, num_experts=4)
+        else:
+            first = {}
+
+            def noting(taken: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+                first["counts"] = counts
+                return piper.grouped_mm(taken, self.up, counts)
+
+            def by_others(taken: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+                return piper.grouped_mm(taken, self.up, first["counts"])
+
+            other = self.second(rows).softmax(-1).topk(2)
+            made = piper.mixture(noting, rows, chosen, weights, num_experts=4)
+            made = made + piper.mixture(by_others, rows, other[1], other[0], num_experts=4)
+        penalty = self.up.square().sum() if self.kind == "penalty" else 0.0
+        return made.square().mean() + 0.01 * penalty
 
 
-KINDS = ("pairs", "every second", "dropout", "counts")
+KINDS = (
+    "pairs", "turned", "looked up", "causal", "every second", "dropout", "counts", "other counts",
+    "penalty",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "none"])
 def test_code_that_wants_rows_of_all_ranks_has_them_sorted_together(kind: str) -> None:
+    """And trains like one device, as it does where nobody wants that."""
     tokens = torch.randint(8, (4, 8), generator=torch.Generator().manual_seed(0))
+    batch = {"tokens": tokens.T.contiguous()} if kind == "looked up" else {"tokens": tokens}
     program = piper.trace(
-        lambda: Odd(kind).double(), {"tokens": tokens}, lambda model, batch: model(batch["tokens"])
+        lambda: Odd(kind).double(), batch, lambda model, batch: model(batch["tokens"])
     )
     job = program.apply(parallel(cp=2)).lower(optimizer=ADAMW)
     assert bool(_sorted_rows(job.plan)) == (kind == "none")
+    with job.launch("loopback", adversary=True) as run:
+        errors = compare(run, [batch, batch], train_one_device(job, [batch, batch]))
+    assert errors.exact, errors
 
 
 # Refusals
