@@ -81,7 +81,8 @@ def test_what_is_said_to_move_is_in_the_dtype_of_the_wire() -> None:
     (wide,), (narrow,) = (
         program.lower(precision=Precision(wire=wire)).plan.cadences for wire in (None, "float32")
     )
-    sizes = [re.search(r"and ([\d.]+) KiB a step are moved", cadence.reason) for cadence in (wide, narrow)]
+    said = r"and ([\d.]+) KiB a step are moved"
+    sizes = [re.search(said, cadence.reason) for cadence in (wide, narrow)]
     assert sizes[0] and sizes[1]
     assert float(sizes[0][1]) == pytest.approx(2 * float(sizes[1][1]), rel=0.05)
 

@@ -342,7 +342,7 @@ def test_the_plan_may_stand_behind_options(files: Path, capsys: pytest.CaptureFi
     behind, _ = _explained(capsys, files, "run.timeline", "--path", "plan.json")
     assert before == behind
     for more, words in (
-        (["plan.json", "other.json"], "unrecognized arguments: plan.json"),
+        (["plan.json", "other.json"], "plan.json other.json: there is no place for it"),
         (["--paht"], "no option --paht (did you mean '--path'?)"),
     ):
         with pytest.raises(SystemExit):

@@ -177,7 +177,10 @@ def test_data_that_blocks_is_named_with_its_rank() -> None:
         ({"steps": 1, "evaluate_every": 2}, "evaluate_every=2, but evaluate is missing"),
         ({"steps": 1, "evaluate": iter([])}, "the data can be read only once"),
         ({"steps": 1, "log": "loud"}, "log='loud'"),
-        ({"steps": 1, "launch": "local", "timeuot": 3}, "train takes no timeuot .did you mean 'timeout'"),
+        (
+            {"steps": 1, "launch": "local", "timeuot": 3},
+            "train takes no timeuot .did you mean 'timeout'",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(job: Job, options: dict[str, Any], message: str) -> None:

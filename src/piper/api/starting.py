@@ -53,7 +53,7 @@ def _start(source: Source, weights: Any, given: str, *, strict: bool) -> Startin
         )
     left = "; ".join([*matched.left(), *(f"the last of {names}, which differ" for names in untied)])
     if left:
-        warnings.warn(f"weights of {given}: {left}", stacklevel=5)  # of lower, which is wrapped
+        warnings.warn(f"weights of {given}: {left}", stacklevel=6)  # of lower, which is wrapped
     return StoredState(matched.model), found.memory
 
 

@@ -23,7 +23,7 @@ def warn_of_loss(source: Source, plan: Plan) -> None:
             f"step returns a sum over the batch ({line}), which is taken for a mean loss: it and its "
             f"gradients are averaged over {pieces} global microbatches; return a mean, or (sum, count) "
             "to have the sum divided by the total count",
-            stacklevel=4,  # of lower, which is wrapped
+            stacklevel=5,  # of lower, which is wrapped
         )
     found = uneven_mean(source.captured(rows), source.leaves, rows=rows)
     if found is not None:
@@ -33,5 +33,5 @@ def warn_of_loss(source: Source, plan: Plan) -> None:
             f"to {max(found.counts)}: each microbatch counts alike, and so a target counts more where "
             'there are fewer; with trace(..., mean="batch"), or --mean batch, each target of the batch '
             "counts alike",
-            stacklevel=4,  # of lower, which is wrapped
+            stacklevel=5,  # of lower, which is wrapped
         )
