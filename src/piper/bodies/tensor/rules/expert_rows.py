@@ -6,7 +6,7 @@ from torch import fx
 
 from piper.bodies.tensor.parts import dim_of, moved
 from piper.bodies.tensor.rules.rule_table import Answer, Ask, operator_name, rule, tensor_args
-from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Split, order_of
+from piper.ir.layouts import PARTIAL, REPLICATED, STACKED, Split
 
 _TOGETHER = "rows of all ranks are sorted together"
 _SAME_ROWS = ("view", "reshape", "_unsafe_view", "unflatten", "alias", "clone")
@@ -17,8 +17,8 @@ def grouped_mm(ask: Ask) -> Answer:
     """A matrix [E, k, n] per group of rows: by column (dim 2) or by row (dim 1); or a rank's own rows,
     of which it has the counts."""
     rows, weight, _ = ask.summed()
-    if order_of(rows) and not isinstance(weight, Split):
-        return Answer([rows, REPLICATED, STACKED.sorted_as(order_of(rows))], rows)
+    if isinstance(rows, Split) and rows.order and rows.dim == 0 and not isinstance(weight, Split):
+        return Answer([rows, REPLICATED, STACKED.sorted_as(rows.order)], rows)
     if isinstance(weight, Split) and weight.dim == 2:
         return Answer([REPLICATED, weight, REPLICATED], moved(weight, 1))
     if isinstance(weight, Split) and weight.dim == 1:
