@@ -95,6 +95,44 @@ def _await(process: subprocess.Popen[str], line: str) -> None:
     raise AssertionError(f"no line {line!r}")
 
 
+HURRIED = """
+import os, signal, subprocess, sys, time
+from piper.runtime.launch.parent_process import PROGRAM, ParentProcess
+
+def interrupt(*_):
+    if asking:
+        raise KeyboardInterrupt
+
+asking, num, end = False, 0, time.monotonic() + 4
+signal.signal(signal.SIGINT, interrupt)
+parent = ParentProcess(PROGRAM)
+fires = f"import os, time\\nwhile True: time.sleep(2e-4); os.kill({os.getpid()}, {signal.SIGINT})"
+other = subprocess.Popen([sys.executable, "-c", fires])
+while time.monotonic() < end:
+    try:
+        asking = True
+        while time.monotonic() < end:
+            assert parent.code is None
+        asking = False
+    except KeyboardInterrupt:
+        asking, num = False, num + 1
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+other.kill()
+other.wait()
+assert num > 1000, num
+parent.close()
+print("closed")
+"""
+
+
+def test_an_interrupt_in_any_moment_leaves_an_end_that_ends(tmp_path: Path) -> None:
+    """A pool asks in each step whether its processes live, so that many a Ctrl-C comes just then."""
+    script = tmp_path / "hurried.py"
+    script.write_text(HURRIED)
+    ran = subprocess.run([sys.executable, str(script)], timeout=100, capture_output=True, text=True)
+    assert ran.stdout == "closed\n", ran.stderr
+
+
 def _ignored(pid: int) -> set[signal.Signals]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     [mask] = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn")]

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 
 EXIT_SECONDS = 10
+LOOK_SECONDS = 0.005
 PROGRAM = "piper.runtime.launch.process"
 DONE = b"done"  # what it is told when its workers are no longer needed
 _waiting: dict[str, ParentProcess] = {}  # by program, until a pool takes them
@@ -72,8 +73,10 @@ class ParentProcess:
 
     @property
     def code(self) -> int | None:
-        """Its own exit code, once it has ended."""
-        return self._process.poll()
+        """Its own exit code, once it has ended. It is not taken out of the system: Popen.poll would, under
+        a lock that it keeps for good if an interrupt comes in the wrong moment."""
+        known = self._process.returncode
+        return exit_code(self._process.pid, os.WNOHANG) if known is None else known
 
     def fork(
         self,
@@ -128,18 +131,34 @@ class ParentProcess:
         while self._hear(0.0):
             pass
         if self._pids:  # else it may be importing still
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            with contextlib.suppress(OSError):
                 self._socket.send(DONE)
-                self._process.wait(EXIT_SECONDS)
-        if self._process.poll() is None:
+            self._await_end(EXIT_SECONDS)
+        if self.code is None:
             os.killpg(self._process.pid, signal.SIGKILL)  # the group has its workers, too
-            self._process.wait()
+        self._process.wait()
+
+    def _await_end(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.code is None and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         """End it, and remove the folder."""
         self.end()
         self._socket.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def exit_code(pid: int, options: int = 0) -> int | None:
+    """Of a child that has ended, which may be asked again; waits for its end unless told os.WNOHANG."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | options)
+    except ChildProcessError:  # whoever has started us has children vanish
+        return 0
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 class WorkerProcess:

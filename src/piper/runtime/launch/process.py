@@ -21,7 +21,7 @@ import torch
 from piper.runtime.failure.board import PULSE, Board
 from piper.runtime.launch.member import Member, leave, told
 from piper.runtime.launch.mps import clear_away
-from piper.runtime.launch.parent_process import DONE
+from piper.runtime.launch.parent_process import DONE, exit_code
 from piper.runtime.launch.pickles import receive, send
 from piper.runtime.launch.signals import default_signals
 
@@ -76,10 +76,7 @@ def _next(line: socket.socket, driver: int) -> tuple[bytes, list[int]]:
 def _tell_of_end(line: socket.socket, rank: int, pid: int) -> None:
     """Its process number stays taken until this process ends, so that nobody can mistake another."""
     with contextlib.suppress(OSError):  # we end
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert found is not None
-        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        line.send(b"code %d %d" % (rank, code))
+        line.send(b"code %d %d" % (rank, exit_code(pid) or 0))
 
 
 def _settings(folder: str) -> dict[str, Any]:
