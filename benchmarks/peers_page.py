@@ -10,6 +10,7 @@ from typing import Any
 
 from largest_batch import HEAD, Asked, line
 from peers import ROWS, Options, table
+from torch_parallel import REGIMES
 
 from piper.ir.form.byte_sizes import show_size
 
@@ -41,12 +42,14 @@ def largest() -> str:
 def verdicts(found: dict[str, Any]) -> Iterator[str]:
     """Of each row: Piper, in no more memory if it can, beside its fastest peer, and whether that is
     what is wanted."""
-    for each in found["rows"].values():
+    rows = found["rows"].values()
+    for each in sorted(rows, key=lambda each: REGIMES.index(each["regime"])):
         row = next(row for row in ROWS if row.name == each["row"])
+        named = f"{row.name}, {each['regime']}"
         sides = {name: side for name, side in each["sides"].items() if side["ms"]}
         peers = [(_middle(side), name) for name, side in sides.items() if "@" in name]
         if "piper" not in sides or not peers:
-            yield f"- {row.name}: **not measured**"
+            yield f"- {named}: **not measured**"
             continue
         fastest, name = min(peers)
         own = [side for side in ("piper", "within") if side in sides]
@@ -57,7 +60,7 @@ def verdicts(found: dict[str, Any]) -> Iterator[str]:
         missed = ["time"] * (ratio > row.wanted) + ["memory"] * (mine > other)
         verdict = f"**missed** ({' and '.join(missed)})" if missed else "reached"
         yield (
-            f"- {row.name}: {best} {ratio:.2f} of {name.partition('@')[0]}, wanted {row.wanted:g}; "
+            f"- {named}: {best} {ratio:.2f} of {name.partition('@')[0]}, wanted {row.wanted:g}; "
             f"{mine:.1f} beside {other:.1f} GiB: {verdict}"
         )
 

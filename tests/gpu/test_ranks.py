@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -67,18 +68,25 @@ def test_compiled_bodies_train_like_one_device(pool: GetPool, cell: Cell) -> Non
     assert errors.exact, errors
 
 
-def test_bfloat16_beside_one_device(pool: GetPool) -> None:
-    """Losses of 30 steps against plain torch: bf16 copies of float32 masters; losses, norms and sums in
-    float32."""
+@pytest.mark.parametrize(("rounded", "steps"), [(True, 30), (False, 12)])
+def test_bfloat16_beside_one_device(pool: GetPool, rounded: bool, steps: int) -> None:
+    """Losses against plain torch: bf16 copies of float32 masters; losses, norms and sums in float32.
+
+    Torch rounds a weight's gradient to bf16 before it is added. Piper's kernels do not, where they add
+    it themselves; after some 20 steps that alone makes other losses, so that fewer are compared."""
     batches = [dense.batch(seed % 3) for seed in range(30)]
     program = piper.trace(dense.model, batches[0], dense.step)
     strategy = parallel(pp=2, dp=2, zero=2, schedule="zbv", microbatches=4)
     job = program.apply(strategy).lower(optimizer=ADAMW, device="cuda", precision="bf16")
+    assert job.plan.products
+    if rounded:
+        job.plan = msgspec.structs.replace(job.plan, products={})
     with job.launch(pool(4)) as run:
-        losses = [run.step(batch).loss for batch in batches]
+        losses = [run.step(batch).loss for batch in batches[:steps]]
     wanted = _one_device(job, batches)
     assert wanted[-1] < 0.8 * wanted[0]
-    assert losses == pytest.approx(wanted, rel=2e-3)  # bf16 rounds to 4e-3; only additions differ
+    # bf16 rounds to 4e-3; only additions differ
+    assert losses == pytest.approx(wanted[:steps], rel=2e-3)
 
 
 def _one_device(job: Job, batches: list[dict[str, torch.Tensor]]) -> list[float]:
