@@ -73,8 +73,8 @@ class ParentProcess:
 
     @property
     def code(self) -> int | None:
-        """Its own exit code, once it has ended. It is not taken out of the system: Popen.poll would, under
-        a lock that it keeps for good if an interrupt comes in the wrong moment."""
+        """Its own exit code, once it has ended. Popen.poll would take a lock for that, and keep it for
+        good if an interrupt comes in the wrong moment."""
         known = self._process.returncode
         return exit_code(self._process.pid, os.WNOHANG) if known is None else known
 
