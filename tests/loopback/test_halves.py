@@ -28,17 +28,17 @@ def _job(name: str) -> Job:
     return program_of(name).apply(strategy_of(chosen, "none")).lower()
 
 
-def _bodies(job: Job) -> dict[tuple[str, str], ChunkBodies]:
-    """The bodies of all chunks of a job, by those of F and B."""
+def _bodies(job: Job, phase: str = "B") -> dict[tuple[str, str], ChunkBodies]:
+    """The bodies of all chunks of a job whose backward is whole (B) or in halves (BI), by those of F and
+    of that phase."""
     forwards = {node.name: node.body for node in job.graph.chunks if node.phase == "F"}
-    used = {(forwards[n.forward], n.body) for n in job.graph.chunks if n.phase == "B"}
-    return {
-        key: found for found in job.source.bodies._made.values() if (key := _key(found)) in used
-    }
+    used = {(forwards[n.forward], n.body) for n in job.graph.chunks if n.phase == phase}
+    all_bodies = job.source.bodies._made.values()
+    return {key: found for found in all_bodies if (key := _key(found, phase)) in used}
 
 
-def _key(bodies: ChunkBodies) -> tuple[str, str]:
-    return tuple(bodies.by_phase[p].hash if p in bodies.by_phase else "" for p in ("F", "B"))  # type: ignore[return-value]
+def _key(bodies: ChunkBodies, phase: str) -> tuple[str, str]:
+    return tuple(bodies.by_phase[p].hash if p in bodies.by_phase else "" for p in ("F", phase))  # type: ignore[return-value]
 
 
 def _operators(text: str) -> Counter[str]:
@@ -53,7 +53,7 @@ def test_law_3_bw_never_recomputes_bi(name: str) -> None:
     job = _job(name)
     texts = job.source.bodies.texts
     halved = 0
-    for bodies in _bodies(job).values():
+    for bodies in (*_bodies(job).values(), *_bodies(job, "BI").values()):
         found = {phase: _operators(texts[spec.hash]) for phase, spec in bodies.by_phase.items()}
         halves = found.get("BI", Counter()) + found.get("BW", Counter())
         assert halves == found["B"]

@@ -141,7 +141,7 @@ def test_on_cuda_only_counts_go_before_a_read_that_would_block_dispatch() -> Non
                     early.add(node.name.partition(">")[0])
                     assert position[node.name] < position[following], (node.name, following)
     assert {"counts", "send"} <= early and late == {"read", "rows0"}
-    assert any(name.startswith("B[") for name in early) and any("F[" in name for name in early)
+    assert any(name.startswith("BI[") for name in early) and any("F[" in name for name in early)
 
 
 def test_a_read_is_behind_counts_and_not_behind_the_other_ones_turn() -> None:

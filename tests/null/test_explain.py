@@ -105,7 +105,7 @@ def test_an_overlap_shows_the_interleaving(job: Job) -> None:
 
 def test_names_by_their_start_or_end(job: Job) -> None:
     assert job.explain("read>F[PP=0,EP=0,MB=1").startswith("read>F[PP=0,EP=0,MB=1]\n")
-    assert job.explain("0t0>B[PP=0,EP=0,MB=1]").startswith("rows0t0>B[PP=0,EP=0,MB=1]\n")
+    assert job.explain("0t0>BI[PP=0,EP=0,MB=1]").startswith("rows0t0>BI[PP=0,EP=0,MB=1]\n")
     with pytest.raises(PlanError, match=r"did you mean 'F\[PP=0.0,MB=1\]'"):
         job.explain("F[PP=0.0,MB=9]")
     with pytest.raises(PlanError, match=r"4 tasks are called update\.\.\.\n    update"):

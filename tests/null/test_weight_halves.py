@@ -1,4 +1,5 @@
-"""Gradients of weights beside the communication of tensors that are cut; turns that hide it."""
+"""Gradients of weights beside the communication of tensors that are cut, and beside the exchange of
+experts' rows; turns that hide it."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from piper.api.job import Job
 from piper.plan.tasks import Comm, Run
 from piper.plan.types import RankClass
 from piper.strategies import parallel
+from tests import zoo
 from tests.tensor_zoo import program_of
 from tests.zoo import ADAMW
 
@@ -72,6 +74,29 @@ def test_weights_are_computed_beside_the_communication(degrees: Any, kind: str) 
     assert seen >= 2 * layers * microbatches
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b"])
+def test_weights_are_computed_beside_the_rows_of_experts(schedule: str) -> None:
+    """Those of experts while their rows' gradients travel back, and those of the code behind experts
+    while its gradients travel to them."""
+    strategy = parallel(pp=2, dp=2, ep=2, microbatches=4, schedule=schedule)
+    job = zoo.program_of("deep").apply(strategy).lower(optimizer=ADAMW)
+    seen = {True: 0, False: 0}
+    for part in job.plan.classes:
+        runs = _runs(part)
+        experts = {name for name in runs if "EP=" in name}
+        for name in experts:
+            assert not name.startswith("B["), name
+        for name, half in runs.items():
+            first = runs.get(f"BI{name.removeprefix('BW')}", -1) if name.startswith("BW") else -1
+            rows = [(i, c) for i, c in _behind(part, first) if c.comm == "all_to_all"]
+            for place, comm in rows if first >= 0 else ():
+                waiting = [i for i in runs.values() if comm.target in part.tasks[i].reads]
+                assert first < place < half < min(waiting), name
+                assert place not in part.tasks[half].waits
+                seen[name in experts] += 1
+    assert min(seen.values()) >= 4, seen
+
+
 def test_only_backwards_with_matrices_and_communication_are_halved() -> None:
     """Two a layer, and the head; norms, residuals, tables and turns of a ring stay whole, but the last
     turn, which is one piece with the product behind it."""
@@ -85,7 +110,9 @@ def test_only_backwards_with_matrices_and_communication_are_halved() -> None:
     halved = [name for name in ring if name.startswith("BW")]
     whole = [name for name in ring if name.startswith("B[")]
     assert len(halved) <= 2 * 2 and len(whole) >= 2 * 3
-    assert not [run for run in _runs(_job(dp=2).plan.classes[0]) if run.startswith("BW")]
+    alone = _job(dp=2), _job("mixture", dp=2)  # experts on every rank: no row travels
+    for job in alone:
+        assert not [run for run in _runs(job.plan.classes[0]) if run.startswith("BW")]
 
 
 def test_an_order_that_names_halves_says_when_they_run() -> None:

@@ -1,7 +1,8 @@
 """weight_halves: where communication follows a backward, gradients of weights are computed beside it.
 
 A backward of code that is cut over ranks often hands its input's gradient to a collective, for which the
-backward before waits. Its halves let that start first: BI, then the collective beside BW.
+backward before waits; so do a backward of experts and that of the code behind them, whose gradients travel
+as rows do. Its halves let that start first: BI, then the communication beside BW.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import msgspec
 
 from piper.directives.halves import split_backwards
 from piper.ir.graph import Graph, OrderEdge
-from piper.ir.layouts import change_between, dual
-from piper.ir.nodes import TRACED, Chunk, Comm
+from piper.ir.layouts import Routed, change_between, dual
+from piper.ir.nodes import TRACED, Chunk, Comm, Node
 from piper.ir.values import Value, made_for
 from piper.passes.physical.draft import Draft
 
@@ -23,14 +24,24 @@ _NO_COMMUNICATION = ("", "own_part")
 
 def weights_beside(logical: Graph) -> Graph:
     """A complete logical graph with halves of all backwards that make gradients of matrices and hand
-    on a gradient that is communicated along an axis that shares tensors. Orders still find both as B."""
+    on a gradient that is communicated along an axis that shares tensors or experts. Orders still find
+    both as B."""
 
     def wanted(node: Chunk) -> bool:
-        values = [logical.values[name] for name in node.outputs] if node.piece_of >= 0 else []
-        matrices = any(v.role == "param_grad" and len(v.shape) > 1 for v in values)
-        return matrices and any(v.role == "grad" and _communicates(logical, v) for v in values)
+        values = [logical.values[name] for name in node.outputs]
+        if not any(v.role == "param_grad" and len(v.shape) > 1 for v in values):
+            return False
+        gradients = [value for value in values if value.role == "grad"]
+        cut = node.piece_of >= 0
+        return any(_routed(logical, v) or (cut and _communicates(logical, v)) for v in gradients)
 
     return split_backwards(logical, wanted, serves="B")
+
+
+def _routed(logical: Graph, gradient: Value) -> bool:
+    """Whether a gradient goes to experts, or comes from them."""
+    pair = (gradient, logical.values[gradient.of])
+    return any(isinstance(layout, Routed) for value in pair for _, layout in value.layout)
 
 
 def _communicates(logical: Graph, gradient: Value) -> bool:
@@ -74,8 +85,14 @@ def _waiting(draft: Draft, chunk: Chunk, readers: Mapping[str, list[str]]) -> li
                 if communicated:
                     found[name] = None
                 continue
-            cut = isinstance(node, Comm) and bool(draft.values[node.inputs[0]].cut)
-            fresh = [(each, communicated or cut) for each in node.outputs]
+            fresh = [(each, communicated or _beside(draft, node)) for each in node.outputs]
             stack += [each for each in fresh if each not in seen]
             seen.update(fresh)
     return list(found)
+
+
+def _beside(draft: Draft, node: Node) -> bool:
+    """Whether it is communication that gradients of weights are computed beside."""
+    if not isinstance(node, Comm):
+        return False
+    return node.comm == "all_to_all" or bool(draft.values[node.inputs[0]].cut)
