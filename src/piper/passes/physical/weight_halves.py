@@ -1,8 +1,8 @@
 """weight_halves: where communication follows a backward, gradients of weights are computed beside it.
 
 A backward of code that is cut over ranks often hands its input's gradient to a collective, for which the
-backward before waits; so do a backward of experts and that of the code behind them, whose gradients travel
-as rows do. Its halves let that start first: BI, then the communication beside BW.
+backward before waits. So do a backward of experts, and that of the code behind them: their gradients
+travel as rows do. Halves let that start first: BI, then the communication beside BW.
 """
 
 from __future__ import annotations
