@@ -382,17 +382,18 @@ def lines(found: dict[str, Any], tokens: int) -> Iterator[str]:
 
 
 def table(found: dict[str, Any], options: Options) -> str:
-    parts = []
+    sections = []
     for regime in REGIMES:
         rows = [each for each in found["rows"].values() if each["regime"] == regime]
-        if rows:
-            parts += [f"## {regime}", ""] + [HEAD]
+        parts = [f"## {regime}\n", HEAD]
         for each in rows:
             row = next(r for r in ROWS if r.name == each["row"])
             sizes = sizes_of(row, regime, options)
             tokens = sizes.microbatches * sizes.rows * sizes.length
             parts += lines(each, tokens)
-    return "\n".join(parts)
+        if rows:
+            sections.append("\n".join(parts))
+    return "\n\n".join(sections)
 
 
 def arguments() -> Any:
