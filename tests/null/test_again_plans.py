@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -17,8 +18,9 @@ from piper.check.parties import compressed
 from piper.cost.estimate import NOMINAL
 from piper.observe.pictures.characters import draw_text
 from piper.observe.pictures.styles import STYLES
+from piper.passes.dispatch.pace import RECEIVE_AHEAD
 from piper.plan.memory_ledger import MemoryLedger
-from piper.plan.tasks import Comm, Run
+from piper.plan.tasks import Comm, Run, Task
 from piper.sim.simulate import simulate
 from piper.strategies import parallel
 from tests.tensor_checkpoints import Checkpointed, Selective, Untagged, job_of
@@ -61,6 +63,37 @@ def _runs(job: Job) -> list[Run]:
 def _comms(job: Job) -> Counter[str]:
     tasks = [task for part in job.plan.classes for task in part.tasks]
     return Counter(t.comm for t in tasks if isinstance(t, Comm))
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"tp": 2, "sp": True},
+        {"tp": 2, "sp": True, "microbatches": 4},
+        {"tp": 2, "sp": True, "microbatches": 4, "recompute": "nothing"},
+        *(
+            {"tp": 2, "sp": True, "pp": 2, "microbatches": 4, "schedule": schedule}
+            for schedule in ("1f1b", "zb_h1", "dualpipev")
+        ),
+        {"cp": 2, "microbatches": 2},
+    ],
+)
+def test_what_is_gathered_again_is_there_two_chunks_early_at_most(degrees: dict[str, Any]) -> None:
+    """A forward's parts are there long before; gathered then, they would be kept, and keep the link
+    from what the next forward waits for."""
+    distances = [
+        distance
+        for part in _job(**degrees).plan.classes
+        for at, task in enumerate(part.tasks)
+        if isinstance(task, Comm) and task.name.startswith("again>")
+        for distance in [_chunks_until_read(part.tasks[at:], task.target)]
+    ]
+    assert distances and max(distances) <= RECEIVE_AHEAD
+
+
+def _chunks_until_read(tasks: Sequence[Task], slot: int) -> int:
+    runs = [task for task in tasks if isinstance(task, Run)]
+    return next(place for place, task in enumerate(runs) if slot in task.reads)
 
 
 @pytest.mark.parametrize("sp", [False, True])

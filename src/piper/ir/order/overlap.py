@@ -44,6 +44,16 @@ def issue_edges(graph: Graph, turns: Sequence[str], *, device: str) -> list[Orde
     return edges
 
 
+def is_gathered_again(graph: Graph, node: Comm) -> bool:
+    """Whether it gathers for backwards what a forward made, since that was not kept as a whole."""
+    value = graph.values[node.outputs[0]]
+    if value.role != "activation" or not (value.cut and communication(node.comm).gathers):
+        return False
+    readers = [graph.nodes[name] for name in graph.readers.get(value.name, ())]
+    late = bool(readers) and all(isinstance(n, Chunk) and n.phase != "F" for n in readers)
+    return late and all(graph.nodes[n].phase == "F" for n in _chunk_sources(graph, node))  # type: ignore[union-attr]
+
+
 def _predecessors_in_turns(graph: Graph, turns: Sequence[str]) -> set[str]:
     """Chunks outside of the group that feed its first ones: they are over when it starts."""
     inside = set(turns)
@@ -73,10 +83,12 @@ def _following(graph: Graph, name: str, known: set[str]) -> list[Node]:
 
 
 def _talking(graph: Graph, node: Node) -> bool:
-    """What can follow from a chunk alone: not what belongs to a whole step, nor a receive."""
+    """What can follow from a chunk alone: not what belongs to a whole step, nor a receive, nor what is
+    gathered a second time, for a backward that may be far."""
     if not isinstance(node, Comm):
         return isinstance(node, Read)
-    return communication(node.comm).brings and not graph.is_of_a_step(node)
+    of_others = graph.is_of_a_step(node) or is_gathered_again(graph, node)
+    return communication(node.comm).brings and not of_others
 
 
 def _chunk_sources(graph: Graph, node: Node) -> set[str]:

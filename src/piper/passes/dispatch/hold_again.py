@@ -1,5 +1,5 @@
-"""hold_again: what runs again for a backward does not before the gradient arrives, unless an order says
-when backwards run; then it comes right before them, and does not wait."""
+"""hold_again: what runs again for a backward, and what is gathered again, does not before a gradient is
+near, unless an order says when: memory would be in use meanwhile, and links busy."""
 
 from __future__ import annotations
 
@@ -9,39 +9,77 @@ from collections.abc import Iterator
 from piper.ir.communication import communication
 from piper.ir.graph import Graph, OrderEdge
 from piper.ir.nodes import TRACED, Chunk, Comm, Tags
+from piper.ir.order.overlap import is_gathered_again
 from piper.ir.order.sorting import rewired
 
 _GRADIENTS = ("grad", "sum")
+_BACKWARDS = ("B", "BI", "BW")
 
 
 def hold_again(graph: Graph) -> Graph:
     """The graph with the edges that this takes."""
-    ordered = {edge.after for edge in graph.edges if edge.origin != TRACED}
+    ordered = {e.after for e in graph.edges if e.origin != TRACED or e.issued}
+    edges = (*_of_code(graph, ordered), *_of_gathers(graph, ordered))
+    return rewired(graph, edges=(*graph.edges, *dict.fromkeys(edges))) if edges else graph
+
+
+def _of_code(graph: Graph, ordered: set[str]) -> Iterator[OrderEdge]:
+    """What runs again waits for the receive of the gradient. An order of backwards says as much: code
+    then comes right before them, and does not wait."""
     again: dict[tuple[int, Tags], list[Chunk]] = defaultdict(list)
     for node in graph.chunks:
         if node.phase == "R" and node.name not in ordered:
             again[node.piece_of, node.tags].append(node)
-    edges = [
-        OrderEdge(receive, each.name, TRACED)
-        for node in (graph.chunks if again else ())
-        if node.phase in ("B", "BI", "BW") and (node.piece_of, node.tags) in again
-        for receive in _receives(graph, node)
-        for each in again[node.piece_of, node.tags]
-    ]
-    return rewired(graph, edges=(*graph.edges, *dict.fromkeys(edges))) if edges else graph
+    for node in graph.chunks if again else ():
+        if node.phase in _BACKWARDS and (node.piece_of, node.tags) in again:
+            for receive in _sources(graph, node, Comm):
+                for each in again[node.piece_of, node.tags]:
+                    yield OrderEdge(receive, each.name, TRACED)
 
 
-def _receives(graph: Graph, backward: Chunk) -> Iterator[str]:
-    """What brings gradients from other slices to a backward."""
+def _of_gathers(graph: Graph, ordered: set[str]) -> Iterator[OrderEdge]:
+    """What is gathered again waits for what the chunk before its first reader waits for: it arrives
+    beside that chunk."""
+    runs_behind: dict[str, list[str]] = defaultdict(list)
+    for edge in graph.edges:
+        runs_behind[edge.after].append(edge.before)
+    for comm in graph.comms:
+        if comm.name in ordered or not is_gathered_again(graph, comm):
+            continue
+        first = graph.nodes[graph.readers[comm.outputs[0]][0]]
+        assert isinstance(first, Chunk)
+        for before in _chunks_before(graph, first, runs_behind[first.name]):
+            for name in graph.nodes[before].inputs:
+                if graph.values[name].role in _GRADIENTS:
+                    for source in graph.producers.get(name, ()):
+                        yield OrderEdge(source, comm.name, TRACED)
+
+
+def _chunks_before(graph: Graph, node: Chunk, behind: list[str]) -> Iterator[str]:
+    """The chunks right before one: by gradients, or as it was ordered."""
+    if node.phase == "R":
+        yield from (name for name in behind if isinstance(graph.nodes[name], Chunk))
+        return
+    other_half = f"BI{node.name.removeprefix('BW')}"
+    if node.phase == "BW" and other_half in graph.nodes:
+        yield other_half
+        return
+    yield from _sources(graph, node, Chunk)
+
+
+def _sources(graph: Graph, backward: Chunk, kind: type[Chunk | Comm]) -> Iterator[str]:
+    """What gradients come from: chunks of the same slice, or what brings them from others."""
     stack = [name for name in backward.inputs if graph.values[name].role in _GRADIENTS]
     seen = set(stack)
     while stack:
         for name in graph.producers.get(stack.pop(), ()):
             node = graph.nodes[name]
-            if isinstance(node, Chunk) or node.slice != backward.slice:
+            if node.slice != backward.slice:
                 continue
-            if isinstance(node, Comm) and not communication(node.comm).brings:
-                yield name
+            receives = isinstance(node, Comm) and not communication(node.comm).brings
+            if isinstance(node, Chunk) or receives:
+                if isinstance(node, kind):
+                    yield name
                 continue
             stack += [value for value in node.inputs if value not in seen]
             seen.update(node.inputs)

@@ -42,6 +42,8 @@ def pace(graph: Graph, bucketed: Bucketed) -> Graph:
     pacing = _Pacing(graph, bucketed)
     for (at, _), receives in pacing.receives.items():
         pacing.hold_receives(pacing.chunks[at], receives)
+    for at, gathers in pacing.parts.items():
+        pacing.hold_parts(pacing.chunks[at], gathers)
     for at, names in pacing.chunks.items():
         pacing.add_gathers(at, names)
     for at in list(pacing.chunks):
@@ -69,6 +71,7 @@ class _Pacing:
         self.moved: set[str] = set()
         self.chunks: dict[Slice, list[str]] = defaultdict(list)
         self.receives: dict[tuple[Slice, str], list[Comm]] = defaultdict(list)
+        self.parts: dict[Slice, list[Comm]] = defaultdict(list)  # gathers of what is cut
         # Per slice, whole buckets' sums, each with all that is added to it.
         self.sums: dict[Slice, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         self.place = {name: place for place, name in enumerate(graph.nodes)}
@@ -78,8 +81,10 @@ class _Pacing:
             self.chunks_before[node.name] = len(self.chunks[node.slice])
             if isinstance(node, Chunk):
                 self.chunks[node.slice].append(node.name)
-            elif isinstance(node, Comm) and (node.comm == "recv" or self._gathers_parts(node)):
+            elif isinstance(node, Comm) and node.comm == "recv":
                 self.receives[node.slice, node.stream].append(node)
+            elif isinstance(node, Comm) and self._gathers_parts(node):
+                self.parts[node.slice].append(node)
             elif isinstance(node, Accumulate) and self._sums_whole(node):
                 self.sums[node.slice][node.outputs[0]].append(node.name)
 
@@ -178,18 +183,33 @@ class _Pacing:
         places: list[tuple[int, Comm]] = []
         latest = len(names)
         for node in reversed(receives):
-            use = self._first_use(node, position)
-            readers = [r for value in node.outputs for r in self.graph.readers.get(value, ())]
-            readers += self.following.get(node.name, ())
-            before = min((self.chunks_before[r] for r in readers), default=0) - 1
-            free = use is not None and node.name not in self.ordered
-            wanted = min(use - RECEIVE_AHEAD - 1, before, latest) if free else -1  # type: ignore[operator]
+            wanted = min(self._wanted(node, position), latest)
             latest = min(latest, max(wanted, self.chunks_before[node.name] - 1))
+            places.append((wanted, node))
+        self._move(names, places[::-1])
+
+    def hold_parts(self, names: list[str], gathers: list[Comm]) -> None:
+        """Move gathers to shortly before their use. Their members are ranks of one slice, which have
+        one order, whatever it is."""
+        position = {name: index for index, name in enumerate(names)}
+        places = [(self._wanted(node, position), node) for node in gathers]
+        self._move(names, sorted(places, key=lambda each: each[0]))
+
+    def _wanted(self, node: Comm, position: dict[str, int]) -> int:
+        """Behind which chunk it may come; it stays where it is if that is earlier."""
+        use = self._first_use(node, position)
+        if use is None or node.name in self.ordered:
+            return -1
+        readers = [r for value in node.outputs for r in self.graph.readers.get(value, ())]
+        readers += self.following.get(node.name, ())
+        before = min((self.chunks_before[r] for r in readers), default=0) - 1
+        return min(use - RECEIVE_AHEAD - 1, before)
+
+    def _move(self, names: list[str], places: list[tuple[int, Comm]]) -> None:
+        for wanted, node in places:
             if wanted >= self.chunks_before[node.name]:
-                places.append((wanted, node))
-        for wanted, node in reversed(places):
-            self.moved.add(node.name)
-            self._dispatch(node, names[wanted], node.origin)
+                self.moved.add(node.name)
+                self._dispatch(node, names[wanted], node.origin)
 
     def _first_use(self, node: Comm, position: dict[str, int]) -> int | None:
         """The first chunk of the slice that needs what is received."""
