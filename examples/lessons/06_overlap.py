@@ -50,6 +50,6 @@ for schedule in ("1f1b", "interleaved_1f1b", "dualpipev", backward_first):
 
 # 4. What is to be learned.
 one, interleaved, dual, backward, *_ = shares
-assert dual > 2 * max(one, interleaved)
-assert backward > 1.3 * dual
-assert all(later < 0.96 * earlier for earlier, later in pairwise(steps))
+assert dual > 1.5 * max(one, interleaved)
+assert backward > 1.1 * dual
+assert all(later < 0.98 * earlier for earlier, later in pairwise(steps))
