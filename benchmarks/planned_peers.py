@@ -1,20 +1,22 @@
-"""What Piper plans for the rows of peers.py, without running any: peaks, and bytes that ranks send for
-gathers and reductions; as it is, and within the memory that the fastest peer of a run took.
+"""What Piper plans for the rows of peers.py, without running any: peaks, bytes that ranks send for
+gathers and reductions, and simulated steps; as it is, and within the memory that the fastest peer of a
+run took.
 
-    python benchmarks/planned_peers.py benchmarks/results/peers_gpu.json
+    python benchmarks/planned_peers.py benchmarks/results/peers_gpu.json \\
+        --machine benchmarks/results/machine_gpu.json --rows TP
 
 Plans are made for a CPU, whose attention saves about as much as a GPU's.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
-from peers import PRECISION, ROWS, Options, Row, options_of, traced
+from peers import PRECISION, Options, Row, chosen, options_of, traced
 
 import piper
 from piper.api.job import Job
@@ -23,21 +25,25 @@ from piper.errors import PiperError
 from piper.ir.form.byte_sizes import show_size
 
 
-def lower(row: Row, regime: str, limit: int | None) -> Job:
+def lower(row: Row, regime: str, machine: str, limit: int | None) -> Job:
     options = options_of(row, regime, Options("cuda", 1, 1, False, 1))
     program = traced(options.sizes, row.stages).apply(piper.strategies.parallel(**row.strategy))
     return program.lower(
-        optimizer=piper.adamw(lr=1e-4), precision=PRECISION[regime], memory_limit=limit
+        optimizer=piper.adamw(lr=1e-4),
+        precision=PRECISION[regime],
+        memory_limit=limit,
+        machine=machine,
     )
 
 
-def cells(row: Row, regime: str, limit: int | None) -> str:
+def cells(row: Row, regime: str, machine: str, limit: int | None) -> str:
     try:
-        job = lower(row, regime, limit)
+        job = lower(row, regime, machine, limit)
     except PiperError as error:
-        return f"{str(error).splitlines()[0]} | |"
+        return f"{str(error).splitlines()[0]} | | |"
     peak = max(peak.total for peak in job.report.peaks)
-    return f"{show_size(peak)} | {show_size(int(moved(job.plan)))} |"
+    taken = job.simulate(machine, steps=1).step_seconds[0]
+    return f"{show_size(peak)} | {show_size(int(moved(job.plan)))} | {1e3 * taken:.0f} ms |"
 
 
 def fastest(found: dict[str, Any]) -> dict[str, Any] | None:
@@ -46,17 +52,25 @@ def fastest(found: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    print("| row | fastest peer's peak | Piper's | sends | within the peer's | sends |")
-    print("|---|---|---|---|---|---|")
-    for name in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", help="of peers.py")
+    parser.add_argument("--machine", default="h100")
+    parser.add_argument("--rows", default="", help="names or parts of them, as in A,B")
+    asked = parser.parse_args()
+    rows = {row.name: row for row in chosen(asked.rows)}
+    print(
+        "| row | fastest peer's peak | Piper's | sends | step | within the peer's | sends | step |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for name in asked.files:
         for found in json.loads(Path(name).read_text())["rows"].values():
-            row = next(row for row in ROWS if row.name == found["row"])
-            peer = fastest(found)
-            if peer is None:
+            row, peer = rows.get(found["row"]), fastest(found)
+            if row is None or peer is None:
                 continue
-            own = cells(row, found["regime"], None)
-            within = cells(row, found["regime"], int(peer["peak"]))
-            print(f"| {row.name} | {show_size(int(peer['peak']))} | {own} {within}", flush=True)
+            own = cells(row, found["regime"], asked.machine, None)
+            within = cells(row, found["regime"], asked.machine, int(peer["peak"]))
+            peak, label = show_size(int(peer["peak"])), f"{row.name}, {found['regime']}"
+            print(f"| {label} | {peak} | {own} {within}", flush=True)
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def test_it_is_taken_where_nothing_fits_without_it() -> None:
         _job(least // 4)
     assert "recompute" not in str(found.value)  # which was tried
     with pytest.raises(CheckError, match="limit") as found:
-        _job(least // 4, reuse=1, reduce_every=1)
+        _job(least // 4, recompute="everything")
     assert "recompute(...)" in str(found.value)
 
 

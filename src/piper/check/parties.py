@@ -8,7 +8,9 @@ and for testing that both forms agree.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from piper.directives.split import Split
 from piper.mesh import Group, Slice
 from piper.plan.local_order import Local
 from piper.plan.slots import Slot
@@ -67,6 +69,12 @@ class World:
         """Who meets in a collective: its members and stream, and for classes along which axes."""
         over = () if self.by_rank else self.group(task).over
         return party.groups[task.group], over, task.stream
+
+    @cached_property
+    def split_tags(self) -> tuple[str, ...]:
+        """Whose values number a microbatch, in the order of the directives that gave them."""
+        records = (record.directive for record in self.plan.history)
+        return tuple(split.tag for split in records if isinstance(split, Split))
 
     @property
     def everything(self) -> Group:

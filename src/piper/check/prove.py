@@ -26,6 +26,7 @@ from piper.check.proofs.runs_again import runs_again
 from piper.check.proofs.state_changes import state_changes
 from piper.check.proofs.structure import structure
 from piper.check.proofs.tensor_layouts import tensor_layouts
+from piper.check.proofs.turns import turns
 from piper.check.proofs.updates import updates
 from piper.check.report import Report
 from piper.errors import CheckError
@@ -48,6 +49,7 @@ PROOFS: dict[str, tuple[Proof, ...]] = {
     "bodies": (bodies,),
     "layouts": (tensor_layouts,),
     "again": (runs_again,),
+    "turns": (turns,),
     "labels": (labels,),
 }
 _MORE = 3  # further problems that an error mentions

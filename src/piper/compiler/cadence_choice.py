@@ -1,4 +1,4 @@
-"""Cadences: what directives leave open about reducing and gathering, chosen by bytes and by memory."""
+"""Cadences: what directives leave open about communication and memory, chosen by bytes and by memory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from piper.ir.nodes import ONCE, Node
 from piper.ir.precisions import Precision
 from piper.ir.tensor_type import dtype_bytes
 from piper.plan.cadence import Again, Cadence
-from piper.plan.tasks import gathers
+from piper.plan.tasks import Run, gathers, microbatch_of
 from piper.plan.types import Plan
 
 _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves more
 _REUSE = (ONCE, 1)  # what lies between is better left to buckets that are kept
-_AGAIN: tuple[Again, ...] = ("", "expensive", "nothing")
+_AGAIN: tuple[Again, ...] = ("expensive", "nothing")
 _UNBOUND = (
     "no memory limit was given, so that whole sums are held and {moved} a step are moved instead of "
     "{each}; reduce_every=1 keeps parts",
@@ -34,12 +34,13 @@ _UNBOUND = (
 
 @dataclass(frozen=True)
 class _Open:
-    """What a directive leaves open, and the bytes that it is about."""
+    """What a directive leaves open, and the bytes that it is about. A `split` leaves open what neither
+    reductions nor gathers are about."""
 
     origin: int
-    reduces: bool
-    gathers: bool
-    grad_bytes: int  # that one reduction of all its gradients brings
+    reduces: bool = False
+    gathers: bool = False
+    grad_bytes: int = 0  # that one reduction of all its gradients brings
 
 
 def choose_cadences(
@@ -53,26 +54,41 @@ def choose_cadences(
     a limit the one that moves the fewest bytes; the smallest where none fits. What memory is left by
     gathering for each use keeps the parameters of some buckets all step.
 
-    More memory comes from computing again, first what is cheap and then all, unless the user speaks of
-    that. It is taken where nothing fits without it, or where the machine would take longer to move the
-    bytes that it spares."""
+    More memory comes from microbatches that run one after the other, where nobody has ordered them and
+    nothing fits otherwise; then from computing again, first what is cheap and then all, unless the user
+    speaks of that. It is taken where nothing fits without it, or where the machine would take longer to
+    move the bytes that it spares."""
     found = _open_in(graph, precision)
-    if not found or limit is None:
+    if limit is None:
         cadences = tuple(_unbound(each, graph.num_microbatches) for each in found)
         attempt(cadences)
         return cadences
-    search = _Search(found, limit, attempt)
+    split = _Open(graph.splits[-1].origin) if graph.splits else None
+    search = _Search(found, split, limit, attempt)
     spoken = any(node.recompute for node in graph.chunks)
-    tried: list[_Found] = []
-    for again in _AGAIN[:1] if spoken else _AGAIN:
-        tried.append(search.best(_reason(limit, tried), again=again))
+    tried = [search.best(_reason(limit, []))]
+    in_turn = not tried[0].fits and _beside_each_other(graph, tried[0].plan)
+    if in_turn:
+        tried.append(search.best(_reason(limit, tried), in_turn=True))
+    for again in () if spoken or not (found or split) else _AGAIN:
         if tried[-1].fits and tried[-1].moves_least:
             break
+        tried.append(search.best(_reason(limit, tried), again=again, in_turn=in_turn))
     fitting = [each for each in tried if each.fits]
     if not fitting:
         return min(tried, key=lambda each: each.nbytes).cadences
     plain = tried[0].plan
     return min(fitting, key=lambda each: choice_seconds(each.plan, plain, machine)).cadences
+
+
+def _beside_each_other(graph: Graph, plan: Plan) -> bool:
+    """Whether one slice has all chunks, and runs microbatches beside each other without an order."""
+    if graph.orders or len(plan.classes) > 1:
+        return False
+    (only,) = plan.classes
+    tags = [split.tag for split in graph.splits]
+    found = [microbatch_of(task, tags) for task in only.tasks if isinstance(task, Run)]
+    return found != sorted(found)
 
 
 def _reason(limit: int, tried: Sequence[_Found]) -> str:
@@ -88,9 +104,11 @@ def _reason(limit: int, tried: Sequence[_Found]) -> str:
 def remaking(graph: Graph, cadences: tuple[Cadence, ...]) -> Graph:
     """A logical graph whose chunks compute again what cadences have them compute again."""
     kept = {cadence.origin: cadence.again for cadence in cadences if cadence.again}
+    splits = [split.origin for split in graph.splits]
     changed: dict[str, Node] = {}
     for node in graph.chunks if kept else ():
-        origins = [owner.origin for owner in node.owners if owner.origin in kept]
+        named = (*(owner.origin for owner in node.owners), *splits)
+        origins = [origin for origin in named if origin in kept]
         if origins and not node.recompute:
             keep = kept[origins[0]]
             cut = node.piece_of >= 0 and keep == "nothing"
@@ -114,10 +132,11 @@ class _Search:
     """The choices for what is open, under a limit."""
 
     found: list[_Open]
+    split: _Open | None
     limit: int
     attempt: Callable[[tuple[Cadence, ...]], Plan]
 
-    def best(self, reason: str, *, again: Again) -> _Found:
+    def best(self, reason: str, *, again: Again = "", in_turn: bool = False) -> _Found:
         """What fits and moves the fewest bytes, else what takes least memory."""
         gathered = any(each.gathers for each in self.found)
         best: _Found | None = None
@@ -128,7 +147,7 @@ class _Search:
                 cadences = tuple(
                     replace(_cadence(each, reduce_every, reuse, reason), again=again)
                     for each in self.found
-                )
+                ) + self._of_split(reason, "" if self.found else again, in_turn)
                 last = self._tried(cadences, least=least)
                 if smallest is None or last.nbytes < smallest.nbytes:
                     smallest = last
@@ -141,6 +160,12 @@ class _Search:
         found = best or smallest
         assert found is not None
         return found
+
+    def _of_split(self, reason: str, again: Again, in_turn: bool) -> tuple[Cadence, ...]:
+        """What is chosen about microbatches, if it is something."""
+        if self.split is None or not (again or in_turn):
+            return ()
+        return (replace(_cadence(self.split, 1, 1, reason), again=again, in_turn=in_turn),)
 
     def _tried(self, cadences: tuple[Cadence, ...], *, least: bool) -> _Found:
         """With as many buckets kept all step as fit."""

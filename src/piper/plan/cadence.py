@@ -1,4 +1,4 @@
-"""Cadence: how often gradients are reduced and parameters gathered, as said or as chosen."""
+"""Cadence: what directives leave open about communication and memory, as said or as chosen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
     reduced after every `reduce_every` microbatches, and what is gathered stays for `reuse` uses; either
     is ONCE a step, or None where the user has said it. Of the buckets `kept` it stays all step. Memory
     for that may come from its chunks, of whose results only so much is kept for backwards, which compute
-    the rest `again`; as `recompute` has it."""
+    the rest `again`; as `recompute` has it. What is said of a `split` is said of all chunks: `in_turn`,
+    each microbatch is over before the next one begins."""
 
     origin: int
     reduce_every: int | None
@@ -26,6 +27,7 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     kept: tuple[int, ...] = ()
     again: Again = ""
+    in_turn: bool = False
 
     def __str__(self) -> str:
         words = []
@@ -37,6 +39,8 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append(f"parameters are gathered {often}")
         if self.kept:
             words.append(f"those of {len(self.kept)} buckets once a step")
+        if self.in_turn:
+            words.append("microbatches run one after the other")
         if self.again:
             what = "all" if self.again == "nothing" else "what is cheap"
             words.append(f"{what} is computed again in backwards")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
 import msgspec
@@ -272,6 +273,12 @@ class Comm(Meeting, frozen=True, kw_only=True, omit_defaults=True, tag="comm"):
 
 
 Stepping = Update | Settle  # the kinds that change parameters
+
+
+def microbatch_of(task: Task, split_tags: Sequence[str]) -> tuple[int, ...]:
+    """Which microbatch of its data rank a task works on, by the tags that splits have given."""
+    values = dict(task.tags)
+    return tuple(values.get(tag, 0) for tag in split_tags)
 
 
 def sends(task: Task) -> TypeGuard[Comm]:

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
-from piper.directives.split import Split
-from piper.ir.nodes import ONCE, TRACED, Tags
+from piper.ir.nodes import ONCE, TRACED
 from piper.plan.cadence import asked_for, every
 from piper.plan.slots import SUMS
-from piper.plan.tasks import Add, Comm, scatters
+from piper.plan.tasks import Add, Comm, microbatch_of, scatters
 
 
 def cadences(world: World) -> Iterator[Problem]:
@@ -25,9 +24,8 @@ class _Cadences:
         self.world = world
         self.party = party
         self.chosen = {cadence.origin: cadence for cadence in world.plan.cadences}
-        records = (record.directive for record in world.plan.history)
-        self.tags = {split.tag for split in records if isinstance(split, Split)}
-        self.summed: dict[int, set[Tags]] = defaultdict(set)  # sum -> microbatches that are in it
+        # Sum -> microbatches that are in it.
+        self.summed: dict[int, set[tuple[int, ...]]] = defaultdict(set)
         # Per bucket, its reductions, and how many microbatches each takes.
         self.reduced: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
@@ -44,13 +42,11 @@ class _Cadences:
 
     def _add(self, task: Add) -> None:
         """What is cast for the wire has the microbatches of its sum."""
+        number = microbatch_of(task, self.world.split_tags)
         cast = [self.summed[slot] for slot in task.terms if slot in self.summed]
         for total in task.sums:
             if self.party.slots[total].kind in SUMS:
-                self.summed[total] |= cast[0] if cast else {self._microbatch(task.tags)}
-
-    def _microbatch(self, tags: Tags) -> Tags:
-        return tuple((tag, value) for tag, value in tags if tag in self.tags)
+                self.summed[total] |= cast[0] if cast else {number}
 
     def _bucket(self, found: list[tuple[int, int]]) -> Iterator[Problem]:
         """Each takes as many microbatches as was asked, but for one that takes the rest."""

@@ -12,6 +12,7 @@ from itertools import combinations
 
 from piper.check.problem import Problem
 from piper.directives.recompute import Recompute
+from piper.directives.split import Split
 from piper.ir.communication import MOST_LEFT
 from piper.ir.layouts import REPLICATED, STACKED, divides, layouts_text, local, local_shape
 from piper.ir.precisions import dtypes_problem, precision_problem
@@ -146,6 +147,8 @@ def _cadences(plan: Plan) -> Iterator[str]:
             shared = 0 <= bucket < len(plan.buckets) and plan.buckets[bucket].over
             if cadence.reuse is None or not shared:
                 yield f"bucket {bucket} is kept by {plan.history[cadence.origin]}"
+        if cadence.in_turn and not isinstance(directive, Split):
+            yield f"microbatches in turn are chosen for {plan.history[cadence.origin]}"
         if cadence.again and any(isinstance(r.directive, Recompute) for r in plan.history):
             yield "results are computed again by choice, but the user speaks of that"
 
