@@ -136,6 +136,8 @@ def test_arguments_are_of_known_types(value: Any) -> None:
         ("aten.empty.memory_format", [[2]], {"dtype": 6}),
         ("_operator:getitem", [X], {}),
         ("_operator:getitem", [X, 0, 0], {}),
+        ("_operator:getitem", [2, X], {}),
+        ("_operator:getitem", [X, X], {}),
         ("torch.random:manual_seed", [], {}),
     ],
 )
@@ -225,7 +227,9 @@ def test_what_is_written_is_read_again() -> None:
     )
     item = graph.call_function(torch.ops.aten.slice.Tensor, (x, 0, 0, 1))
     graph.output((made, None, graph.call_function(torch.ops.aten.clone.default, (item,))))
+    x.meta["val"] = torch.arange(3)
     text = encode(graph)
+    assert '["in","int64[3]"]' in text
     assert encode(decode(text).graph) == text
     full, nothing, first = load(text)([torch.arange(3)])
     assert full.isinf().all() and nothing is None and first.tolist() == [0]

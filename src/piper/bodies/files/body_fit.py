@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from piper.bodies.files.allowed_operators import FUNCTIONS
-from piper.bodies.files.codec import decode
+from piper.bodies.files.codec import INPUT, decode, input_type
 from piper.bodies.products import products_of
 from piper.errors import PlanError
 from piper.plan.slots import Slot
@@ -103,7 +103,8 @@ def _fit_task(
     device: str,
 ) -> tuple[Strides, ...]:
     """The strides of what it gives."""
-    num_inputs = len(module.graph.find_nodes(op="placeholder"))
+    holders = module.graph.find_nodes(op="placeholder")
+    num_inputs = len(holders)
     (results,) = module.graph.output_node().args
     assert isinstance(results, tuple | list)
     if num_inputs != len(task.inputs) or len(results) != len(task.outputs):
@@ -111,6 +112,12 @@ def _fit_task(
             f"takes {num_inputs} and gives {len(results)} tensors, "
             f"not {len(task.inputs)} and {len(task.outputs)}"
         )
+    for holder, index in zip(holders, task.inputs, strict=True):
+        slot = part.slots[index]
+        if holder.meta.get(INPUT) != input_type(slot.type):
+            raise _Misfit(
+                f"takes {holder.meta.get(INPUT, 'a number')} for {slot.name}, {slot.type}"
+            )
     if device != "cpu" and not torch.cuda.is_available():
         return (None,) * len(results)  # another machine's kernels decide about strides and dtypes
     with FakeTensorMode():

@@ -12,7 +12,7 @@ from torch import fx
 
 from piper.bodies import expert_ops as expert_ops  # bodies may call these: register them first
 from piper.bodies import row_ops as row_ops
-from piper.bodies.chunk_code import dtype_name
+from piper.bodies.chunk_code import spec_of
 from piper.bodies.cutting.body_memory import refuse_shared_memory
 from piper.bodies.files.allowed_operators import operator_name, operator_of
 from piper.bodies.files.body_values import (
@@ -30,8 +30,10 @@ from piper.bodies.random import uniform as uniform
 from piper.bodies.tensor import part_ops as part_ops
 from piper.errors import TraceError
 from piper.files import excess
+from piper.ir.tensor_type import TensorType
 from piper.plan.body_spec import content_hash as content_hash
 
+INPUT = "piper_input"  # in the meta of an input: its type, as text
 Function = Callable[[list[Any]], Sequence[torch.Tensor]]  # of a list of arguments, which it empties
 
 
@@ -42,7 +44,7 @@ def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) ->
     lines: list[Any] = []
     for node in graph.nodes:
         if node.op == "placeholder":
-            lines.append(["in", *_narrow_dtype(node)])
+            lines.append(["in", *_input_type(node)])
         elif node.op == "get_attr":
             lines.append(["constant", encode_constant(constants[str(node.target)], node)])
         elif node.op == "output":
@@ -58,11 +60,21 @@ def encode(graph: fx.Graph, constants: dict[str, torch.Tensor] | None = None) ->
     return json.dumps(lines, separators=(",", ":"))
 
 
-def _narrow_dtype(node: fx.Node) -> list[str]:
-    """The dtype of an input, if it is a narrow one: equal code may be called with float32 elsewhere, and
+def _input_type(node: fx.Node) -> list[str]:
+    """The type of an input, if it is a tensor: equal code may be called with other shapes elsewhere, and
     a body is called with tensors of one type."""
-    dtype = getattr(node.meta.get("val"), "dtype", None)
-    return [dtype_name(dtype)] if dtype in (torch.bfloat16, torch.float16) else []
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return [input_type(spec_of(value))]
+    return [node.meta[INPUT]] if INPUT in node.meta else []
+
+
+def input_type(type: TensorType) -> str:
+    """`float32[4,8]`, or `float32[*,8]` if the number of rows depends on the data."""
+    sizes = [str(size) for size in type.shape]
+    if type.bound is not None:
+        sizes[0] = "*"
+    return f"{type.dtype}[{','.join(sizes)}]"
 
 
 def decode(text: str, added: Added = ()) -> fx.GraphModule:
@@ -85,8 +97,11 @@ def _decoded(text: str) -> tuple[torch.nn.Module, fx.Graph]:
     *lines, last = _lines(text)
     for line in lines:
         match line:
-            case ["in"] | ["in", "bfloat16" | "float16"]:
+            case ["in"]:
                 nodes.append(graph.placeholder(f"a{len(nodes)}"))
+            case ["in", str(type)]:
+                nodes.append(graph.placeholder(f"a{len(nodes)}"))
+                nodes[-1].meta[INPUT] = type
             case ["constant", data]:
                 name = f"c{len(nodes)}"
                 root.register_buffer(name, decode_constant(data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,8 @@ def check_call(
         refuse(f"{name} takes other arguments than {shortened(list(args))}")
     if kwargs:
         refuse(f"{name} takes no argument by name")
+    if target is operator.getitem and not (isinstance(args[0], fx.Node) and type(args[1]) is int):
+        refuse(f"{name} takes a number of a result, not {shortened(list(args))}")
 
 
 def _check_schema(

@@ -31,9 +31,12 @@ class _Labels:
         self.sums = [slot.kind in SUMS for slot in party.slots]
         self.writer: dict[int, Tags] = {}  # slot -> tags of who writes it
         self.reader: dict[int, Tags] = {}  # slot -> tags of who reads it first
+        self.to_chunk: set[int] = set()  # slots that a chunk reads first
         for task in party.tasks:
             tags = task.tags
             for slot in task.reads:
+                if self.root[slot] not in self.reader and isinstance(task, Run):
+                    self.to_chunk.add(self.root[slot])
                 self.reader.setdefault(self.root[slot], tags)
             for slot in task.writes:
                 self.writer[slot] = tags
@@ -51,11 +54,12 @@ class _Labels:
 
     def _tied(self, task: Task) -> bool:
         near: list[Tags] = []  # of tasks that take from it or give to it
-        sums: list[Tags] = []  # of those that do so by a sum, which may outlast microbatches
+        sums: list[Tags] = []  # of those that do so by a sum that may outlast microbatches
         for slots, others in ((task.reads, self.writer), (task.writes, self.reader)):
             for slot in slots:
                 if self.tying[slot] and slot in others:
-                    (sums if self.sums[slot] else near).append(others[slot])
+                    lasts = self.sums[slot] and slot not in self.to_chunk
+                    (sums if lasts else near).append(others[slot])
         return task.tags in near or (task.tags in sums if task.tags else not near)
 
     def _problem(self, text: str, index: int) -> Problem:
