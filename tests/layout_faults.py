@@ -12,7 +12,7 @@ import msgspec
 
 from piper.ir.layouts import PARTIAL, REPLICATED, Layouts, Split, is_read_as
 from piper.plan.slots import Slot
-from piper.plan.tasks import Comm
+from piper.plan.tasks import NO_SLOT, Comm
 from piper.plan.types import Plan, RankClass
 from tests.faults import COLLECTIVES, Fault, Plant, changed, each, fault
 
@@ -216,11 +216,26 @@ def again_communicated_from_another(plan: Plan) -> Iterator[Fault]:
                 yield fault(changes, "again memory events", task.name, *readers)
 
 
+def again_by_other_counts(plan: Plan) -> Iterator[Fault]:
+    """Rows travel again by the counts of another layer or microbatch."""
+    for number, part, index, task in each(plan, "all_to_all"):
+        if "~again" not in task.name or task.splits == NO_SLOT:
+            continue
+        readers = [t.name for t in part.tasks if t.kind == "run" and task.target in t.inputs]
+        if all(name.startswith("B") for name in readers):
+            continue  # as above
+        for other, like in enumerate(part.slots):
+            if like.kind == part.slots[task.splits].kind and other != task.splits:
+                changes = changed(plan, number, index, splits=other)
+                yield fault(changes, "again memory events", task.name, *readers)
+
+
 LAYOUT_FAULTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
         over_another_axis, of_another_kind, the_wrong_way_round, left_out, read_in_another_layout,
         made_in_another_layout, communicated_to_another_layout, added_in_another_layout,
         again_from_another, again_by_other_parameters, again_communicated_from_another,
+        again_by_other_counts,
     )
 }  # fmt: skip

@@ -46,7 +46,8 @@ def _job(name: str, pipeline: str, keep: Any) -> Job:
 def _planned(job: Job) -> int:
     """Bytes of all slots that are saved from a forward to a backward."""
     names = [(s.name, slot_bytes(s)) for part in job.plan.classes for s in part.slots]
-    return sum(size for name, size in names if name.startswith("$saved."))
+    saved = (each for each in names if each[0].startswith("$saved.") and ".R[" not in each[0])
+    return sum(size for _, size in saved)
 
 
 def _saved(worker: Worker) -> list[Tensor]:

@@ -35,8 +35,12 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "again_sp": ("deep", {"tp": 2, "sp": True, "zero": 3, "dp": 2, "recompute": "nothing"}),
     "own_rows": ("mixture", {"cp": 2, "dp": 2, "ep": 2}),
     "whole_experts": ("mixture", {"tp": 2, "sp": True, "etp": 1, "dp": 2, "ep": 4}),
+    "again_experts": ("mixture", {"dp": 2, "ep": 2, "microbatches": 2, "recompute": "nothing"}),
+    "again_whole_experts": (
+        "mixture", {"tp": 2, "sp": True, "etp": 1, "dp": 2, "ep": 4, "recompute": "nothing"}
+    ),
     "again_ring": ("dense", {"cp": 2, "cp_attention": "ring", "recompute": "nothing"}),
-}
+}  # fmt: skip
 
 
 @cache

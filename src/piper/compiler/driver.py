@@ -13,11 +13,12 @@ from piper.bodies.cutting.routed import Routing
 from piper.bodies.device import check_device
 from piper.bodies.leaves import batch_constants
 from piper.check import Report, check_plan
+from piper.compiler.again_cuts import again_cuts
 from piper.compiler.cadence_choice import choose_cadences, remaking
 from piper.compiler.fit import fit_types
 from piper.compiler.source import Cuts, Source
 from piper.compiler.state_limits import check_state
-from piper.compiler.tensor_cuts import again_cuts, tensor_cuts
+from piper.compiler.tensor_cuts import tensor_cuts
 from piper.cost.estimate import NOMINAL
 from piper.cost.machine import Machine
 from piper.directives.complete import complete
@@ -124,7 +125,8 @@ def refine(scheduled: Scheduled, source: Source) -> tuple[Graph, Traced]:
     rows = local_rows(logical, source.batch_size, calls)
     sizes, counts = piece_sizes(logical, dtype=source.dtype), early_counts(logical)
     tensors = tensor_cuts(logical, scheduled.history)
-    around = again_cuts(logical) if tensors else ((), ())
+    stages = scheduled.stages.tag if scheduled.stages else source.stages
+    around = again_cuts(logical, stages, tensors=bool(tensors))
     pieces = tuple(sorted(sizes.items()))
     cuts = Cuts(pieces, scheduled.stages, tuple(sorted(counts)), tensors, *around)
     local = source.local(rows, cuts)

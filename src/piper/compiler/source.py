@@ -42,8 +42,9 @@ class Cuts:
 
     `stages` as the directive cut chose them; then, per chunk number, the most bytes of parameters that
     a piece of the chunk may read; and pairs of chunks, the first cut behind the counts of the second.
-    `tensors` says what one rank of an axis that shares tensors runs; there chunks are cut around
-    checkpointed `calls` and around `layers` before, which are computed again one by one.
+    `tensors` says what one rank of an axis that shares tensors runs. Before, the chunks of `calls` are
+    cut around checkpointed calls, and around the layers that each group of `layers` runs through, which
+    are computed again one by one.
     """
 
     pieces: tuple[tuple[int, int], ...] = ()
@@ -51,12 +52,12 @@ class Cuts:
     counts: tuple[tuple[int, int], ...] = ()
     tensors: tuple[TensorCut, ...] = ()
     calls: tuple[int, ...] = ()
-    layers: tuple[int, ...] = ()
+    layers: tuple[tuple[int, ...], ...] = ()
 
     @property
     def finer(self) -> bool:
         """Whether chunks of the program are cut further."""
-        return bool(self.pieces or self.counts or self.tensors)
+        return bool(self.pieces or self.counts or self.tensors or self.layers)
 
     @property
     def sizes(self) -> dict[str, int]:

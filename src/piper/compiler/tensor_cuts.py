@@ -37,19 +37,6 @@ def tensor_cuts(logical: Graph, history: Sequence[Record]) -> tuple[TensorCut, .
     return (*shared, *others)
 
 
-def again_cuts(logical: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where tensors are cut, the chunks that may be cut around checkpointed calls, and of these the ones
-    whose layers are computed again. Experts that are sharded stay whole."""
-    calls: dict[int, None] = {}
-    layers: dict[int, None] = {}
-    for node in logical.chunks:
-        if node.phase == "F" and all(owner.shares != "experts" for owner in node.owners):
-            calls[node.chunk] = None
-            if node.again == "nothing":
-                layers[node.chunk] = None
-    return tuple(calls), tuple(layers)
-
-
 def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorCut:
     over: set[int] = set()  # chunks whose experts are sharded over this axis
     for node in logical.chunks:

@@ -24,10 +24,10 @@ class Recompute(Selecting, frozen=True, kw_only=True):
     nothing is, which `lower` may otherwise choose under a memory limit. The backward runs the code of
     its forward first. Random operations give the same numbers again.
 
-    Code that `shard_tensor` cuts into pieces has communication between them. With `keep="nothing"` it
-    runs again with that communication, layer by layer, and of each layer only the inputs are kept.
-    `keep="pieces"` also keeps what each piece reads, so that nothing is communicated twice but what is
-    gathered; `keep="expensive"` does so, too.
+    Code that `shard_tensor` cuts has communication between its pieces, and a layer with sharded experts
+    has some around them. With `keep="nothing"` such code runs again with that communication, layer by
+    layer, and of each layer only the inputs are kept. `keep="pieces"` also keeps what each piece reads,
+    so that nothing is communicated twice but what is gathered; `keep="expensive"` does so, too.
 
     Requires:
         1. The selector names no phase: a backward computes what its forward did.

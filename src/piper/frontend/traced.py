@@ -17,7 +17,7 @@ from piper.frontend.capture.state_parts import StatePart
 from piper.frontend.capture.statistics import synced_norm
 from piper.frontend.capture.step_results import refuse_constant_metrics
 from piper.frontend.cut.chunks import cut
-from piper.frontend.cut.finer_chunks import cut_pieces
+from piper.frontend.cut.finer_chunks import Refined, cut_pieces
 from piper.frontend.cut.regions import assign_regions, free_code
 from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.cut.state_homes import state_homes
@@ -53,7 +53,8 @@ class TracedChunk:
 
     `whole` numbers the chunk that it is a piece of, in the program without finer cuts. Along axes that
     share tensors `gradients` says how the gradients of its parameters lie; there it is a `piece_of` the
-    chunk of this number before, of which the user's code keeps what `checkpoint` says.
+    chunk of this number before, of which the user's code keeps what `checkpoint` says. A layer of
+    experts is a whole of which several chunks are pieces, too, where it runs again.
     """
 
     tags: Tags
@@ -97,11 +98,11 @@ def cut_program(
     pieces: Mapping[int, int] | None = None,
     counts: Iterable[tuple[int, int]] = (),
     calls: Collection[int] = (),
-    layers: Collection[int] = (),
+    layers: Collection[tuple[int, ...]] = (),
 ) -> Traced:
     """All chunks; those that `pieces` names in pieces of at most so many bytes of parameters, the first
     of each pair of `counts` cut where it has made the counts of the second, those of `calls` around
-    checkpointed calls and those of `layers` around layers.
+    checkpointed calls and around the layers that each group of `layers` runs through.
 
     Stages are those that the model's code is tagged with, or begin where `cut_at` says.
     """
@@ -115,7 +116,7 @@ def cut_program(
     chunk_of = cut(code, regions, capture.facts.inputs_with_changers)
     refined = cut_pieces(capture, chunk_of, pieces or {}, counts, calls, layers)
     refuse_mutation(list(regions), refined.chunk_of, capture)
-    return _Cutter(capture, regions, free, refined.chunk_of).traced(refined.whole)
+    return _Cutter(capture, regions, free, refined.chunk_of).traced(refined)
 
 
 class _Cutter:
@@ -140,7 +141,7 @@ class _Cutter:
         for node, chunk in chunk_of.items():
             self.members[chunk].append(node)
 
-    def traced(self, whole: tuple[int, ...]) -> Traced:
+    def traced(self, refined: Refined) -> Traced:
         tags = [self.regions[nodes[0]] for nodes in self.members]
         values: dict[str, TracedValue] = {}
         chunks = []
@@ -164,7 +165,8 @@ class _Cutter:
                     inputs=(*map(self.name, inputs), *keys),
                     outputs=(*map(self.name, outputs), *(made.name for made in packs)),
                     code=self._code(index, nodes, inputs, outputs, state, packs),
-                    whole=whole[index],
+                    whole=refined.whole[index],
+                    piece_of=refined.layer[index],
                 )
             )
         count = self.capture.count

@@ -74,7 +74,7 @@ class _Again:
                 path.append((slot, None))
                 slot = self.first[slot]
             elif comm is not None:
-                path.append((slot, (comm.comm, comm.group, comm.reverse)))
+                path.append((slot, (comm.comm, comm.group, comm.reverse, comm.splits)))
                 slot = comm.source
             else:
                 break

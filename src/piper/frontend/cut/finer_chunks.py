@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,10 +17,12 @@ from piper.frontend.cut.units import Unit, Units, inseparable
 
 @dataclass(frozen=True)
 class Refined:
-    """The chunk of each node, and per chunk the one that it is a piece of."""
+    """The chunk of each node; per chunk the one that it is a piece of, and the layer that it belongs to,
+    where layers have several chunks."""
 
     chunk_of: dict[fx.Node, int]
     whole: tuple[int, ...]
+    layer: tuple[int, ...]
 
 
 def cut_pieces(
@@ -28,11 +31,11 @@ def cut_pieces(
     sizes: Mapping[int, int],
     counts: Iterable[tuple[int, int]] = (),
     calls: Collection[int] = (),
-    layers: Collection[int] = (),
+    layers: Iterable[tuple[int, ...]] = (),
 ) -> Refined:
     """Cut the chunks in `sizes` so that each piece reads at most so many bytes of parameters, the first
     of each pair of `counts` behind the counts that the second reads, those of `calls` around
-    checkpointed calls, and those of `layers` around layers.
+    checkpointed calls, and around the layers that each group of `layers` runs through.
 
     A module that is larger is opened; one that cannot be opened has a piece of its own. Pieces hold
     neighbours of one parent, so that equal layers are cut equally and go on sharing their bodies.
@@ -41,21 +44,29 @@ def cut_pieces(
     members: dict[int, list[fx.Node]] = {}
     for node, chunk in chunk_of.items():
         members.setdefault(chunk, []).append(node)
+    begins = _begins_of_layers(members, layers)
+    shared = {chunk: group for group in layers if len(group) > 1 for chunk in group}
     number: dict[fx.Node, int] = {}
     whole: list[int] = []
+    layer: list[int] = []
+    layer_in: dict[tuple[int, ...], int] = {}  # group -> the number of its last layer
     for chunk in sorted(members):
         nodes = members[chunk]
         starts = _starts(capture, nodes, sizes[chunk]) if chunk in sizes else {0}
         for reader in (reader for source, reader in counts if source == chunk):
             starts |= _behind_counts(capture, nodes, set(members[reader]))
-        again = call_starts(nodes) if chunk in calls else set()
-        again |= layer_starts(nodes) if chunk in layers else set()
-        starts |= again - inseparable(nodes, capture) if again else set()
+        if chunk in calls:
+            again = (call_starts(nodes) | begins[chunk]) - {0}
+            starts |= again - inseparable(nodes, capture) if again else set()
+        group = shared.get(chunk)
         for position, node in enumerate(nodes):
             if position in starts:
                 whole.append(chunk)
+                if group is not None and position in begins[chunk]:
+                    layer_in[group] = len(whole) - 1
+                layer.append(-1 if group is None else layer_in[group])
             number[node] = len(whole) - 1
-    return Refined({node: number[node] for node in chunk_of}, tuple(whole))
+    return Refined({node: number[node] for node in chunk_of}, tuple(whole), tuple(layer))
 
 
 def _starts(capture: Capture, nodes: Sequence[fx.Node], size: int) -> set[int]:
@@ -63,6 +74,23 @@ def _starts(capture: Capture, nodes: Sequence[fx.Node], size: int) -> set[int]:
     packing = _Packing(capture, nodes, size)
     found = {piece.start for piece in packing.pieces(packing.units.whole)}
     return (found - inseparable(nodes, capture)) | {0}
+
+
+def _begins_of_layers(
+    members: Mapping[int, list[fx.Node]], groups: Iterable[tuple[int, ...]]
+) -> dict[int, set[int]]:
+    """Per chunk, the positions where a layer begins, of those that each group of chunks runs through
+    together. A group begins with one."""
+    begins: dict[int, set[int]] = defaultdict(set)
+    for group in groups:
+        starts = layer_starts([node for chunk in group for node in members[chunk]])
+        offset = 0
+        for chunk in group:
+            size = len(members[chunk])
+            begins[chunk] = {start - offset for start in starts if 0 <= start - offset < size}
+            offset += size
+        begins[group[0]].add(0)
+    return begins
 
 
 def _behind_counts(capture: Capture, nodes: Sequence[fx.Node], reader: set[fx.Node]) -> set[int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from piper.ir.communication import communication
 from piper.ir.graph import Graph, OrderEdge
-from piper.ir.nodes import TRACED, Chunk, Comm, Tags
+from piper.ir.nodes import TRACED, Chunk, Comm
 from piper.ir.order.overlap import is_gathered_again
 from piper.ir.order.sorting import rewired
 
@@ -26,15 +26,14 @@ def hold_again(graph: Graph) -> Graph:
 def _of_code(graph: Graph, ordered: set[str]) -> Iterator[OrderEdge]:
     """What runs again waits for the receive of the gradient. An order of backwards says as much: code
     then comes right before them, and does not wait."""
-    again: dict[tuple[int, Tags], list[Chunk]] = defaultdict(list)
+    again: dict[tuple[int, int], list[Chunk]] = defaultdict(list)
     for node in graph.chunks:
         if node.phase == "R" and node.name not in ordered:
-            again[node.piece_of, node.tags].append(node)
+            again[node.piece_of, graph.microbatch(node)].append(node)
     for node in graph.chunks if again else ():
-        if node.phase in _BACKWARDS and (node.piece_of, node.tags) in again:
-            for receive in _sources(graph, node, Comm):
-                for each in again[node.piece_of, node.tags]:
-                    yield OrderEdge(receive, each.name, TRACED)
+        nodes = again.get((node.piece_of, graph.microbatch(node)), ())
+        for receive in _sources(graph, node, Comm) if nodes and node.phase in _BACKWARDS else ():
+            yield from (OrderEdge(receive, each.name, TRACED) for each in nodes)
 
 
 def _of_gathers(graph: Graph, ordered: set[str]) -> Iterator[OrderEdge]:

@@ -68,7 +68,7 @@ class _Binder:
         names = [name for name in node.outputs if self.logical.values[name].role != "saved"]
         inputs = [self.state.content(self._input(node, name)) for name in node.inputs]
         if route:
-            inputs = route.dispatch(self.draft, inputs, reads)
+            inputs = route.dispatch(self.draft, inputs)
         outputs = [
             self._made(name, spec, node) for name, spec in zip(names, bodies.outputs, strict=True)
         ]
@@ -97,7 +97,9 @@ class _Binder:
 
     def _saving(self, node: Chunk) -> ChunkBodies:
         """The bodies of a chunk whose forward saves all that its backward needs."""
-        return self.bodies(msgspec.structs.replace(node, recompute="", checkpoint=""), None, 1)
+        route = self.done[node.name].route
+        plain = msgspec.structs.replace(node, recompute="", checkpoint="")
+        return self.bodies(plain, route.form if route else None, route.size if route else 1)
 
     def announce(self, node: Chunk) -> None:
         """Note which gradients a backward, or a half of one, stands for."""
@@ -191,7 +193,7 @@ class _Binder:
         values = self.logical.values
         experts = next(values[n].shape[0] for n in node.inputs if values[n].role == "param")
         form = routed_form(reads, node.inputs, exchanged, experts)
-        return Route(node, owner, along, form, mesh.size_of(along))
+        return Route(node, owner, along, form, mesh.size_of(along), tuple(reads))
 
     def _give_back(self, made: str, name: str, node: Chunk, route: Route | None) -> None:
         """Lay a result out as it lies between chunks, where its body makes it otherwise."""

@@ -1,8 +1,9 @@
 """computed_again: pieces of code of which nothing is saved in; the nodes that run them again out.
 
-Communication lies between the pieces of a chunk that is cut over ranks, so that no backward body can
-run all of them. They run again as nodes of their own (R), and so does the communication between them.
-A piece whose results no other needs for that runs inside of its backward, as everywhere.
+Communication lies between the pieces of a chunk that is cut over ranks, and around sharded experts, so
+that no backward body can run all of a layer. Its pieces run again as nodes of their own (R), and so does
+the communication between them. A piece whose results no other needs for that runs inside of its
+backward, as everywhere. Rows travel again by the counts of the first time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from piper.ir.graph import Graph, OrderEdge
-from piper.ir.nodes import TRACED, Chunk, Tags
+from piper.ir.nodes import TRACED, Chunk
 from piper.ir.values import Value
 from piper.passes.physical.bound import BoundForward, traced_layouts
 from piper.passes.physical.draft import Draft
@@ -27,10 +28,11 @@ _ONCE = ("loss", "count")  # roles of what counts where it is made first
 
 @dataclass
 class _Whole:
-    """All pieces of a chunk in one microbatch, in their order."""
+    """All pieces of a chunk, or of a layer of several, in one microbatch, in their order."""
 
     pieces: list[Chunk] = field(default_factory=list)
     backwards: dict[str, list[Chunk]] = field(default_factory=lambda: defaultdict(list))
+    needed: set[str] = field(default_factory=set)  # what pieces read when they run again
     copies: dict[str, str] = field(default_factory=dict)  # Value -> the same, made again
     again: list[Chunk] = field(default_factory=list)  # what runs again
     first: list[str] = field(default_factory=list)  # of that, what needs no other
@@ -38,8 +40,8 @@ class _Whole:
 
 
 class ComputedAgain:
-    """The chunks of a graph that are cut over ranks and keep nothing; `bodies` are those of a piece that
-    saves what its backward needs, and `bound` all forwards."""
+    """The chunks of a graph that are pieces of something and keep nothing; `bodies` are those of a piece
+    that saves what its backward needs, and `bound` all forwards."""
 
     def __init__(
         self,
@@ -53,11 +55,12 @@ class ComputedAgain:
         self.relayouts = relayouts
         self.bodies = bodies
         self.bound = bound
-        found: dict[tuple[int, Tags], _Whole] = defaultdict(_Whole)
+        found: dict[tuple[int, int], _Whole] = defaultdict(_Whole)
         of: dict[str, _Whole] = {}
         for node in self.logical.chunks:
             if node.again == "nothing" and node.piece_of >= 0:
-                whole = of[node.name] = found[node.piece_of, node.tags]
+                key = node.piece_of, self.logical.microbatch(node)
+                whole = of[node.name] = found[key]
                 if node.phase == "F":
                     whole.pieces.append(node)
                 else:
@@ -80,8 +83,7 @@ class ComputedAgain:
 
     def _needed(self, whole: _Whole) -> dict[str, ChunkBodies]:
         """The pieces whose results others need, with the bodies that save what backwards need."""
-        sources = self.logical.sources
-        needed: set[str] = set()
+        sources, needed = self.logical.sources, whole.needed
         saving: dict[str, ChunkBodies] = {}
         for piece in reversed(whole.pieces):
             if needed.isdisjoint(piece.outputs):
@@ -104,7 +106,7 @@ class ComputedAgain:
             piece, name=name, phase="R", forward=piece.name, serves=serves, body=body.hash
         )
         read = self._read(whole, piece, range(len(piece.inputs)), node)
-        outputs = [self._copy(whole, output) for output in forward.outputs]
+        outputs = [self._copy(output, piece) for output in forward.outputs]
         saved = [
             self.draft.value(Value(f"$saved.{i}.{name}", "saved", spec, slice=piece.slice))
             for i, spec in enumerate(bodies.saved)
@@ -122,6 +124,7 @@ class ComputedAgain:
             makes=traced_layouts(self.logical, piece, body.outputs),
         )
         self.draft.node(node)
+        self._give_back(whole, forward, outputs, node)
         whole.again.append(node)
         if read == forward.inputs:
             whole.first.append(name)
@@ -137,20 +140,27 @@ class ComputedAgain:
     def _inside(self, whole: _Whole, piece: Chunk) -> None:
         """A piece that its backward runs: that reads what was made again."""
         forward = self.bound[piece.name]
-        phases = [backward.phase for backward in whole.backwards[piece.name]]
-        for index in _inputs_of(forward.bodies, phases):
-            (forward.inputs[index],) = self._read(whole, piece, (index,), piece)
+        backwards = whole.backwards[piece.name]
+        for index in _inputs_of(forward.bodies, [backward.phase for backward in backwards]):
+            (forward.inputs[index],) = self._read(whole, piece, (index,), backwards[0])
 
     def _read(
         self, whole: _Whole, piece: Chunk, indexes: range | tuple[int, ...], node: Chunk
     ) -> list[str]:
         """What a piece reads when it runs again; what is gathered need not be there."""
-        sources, inputs = self.logical.sources, self.bound[piece.name].inputs
+        sources, forward = self.logical.sources, self.bound[piece.name]
+        route = forward.route
         found = []
         for index in indexes:
-            name = piece.inputs[index]
+            name, before = piece.inputs[index], forward.inputs[index]
             again = sources.get(name, name) in whole.copies
-            found.append(self._reading(whole, name, node) if again else inputs[index])
+            if not again or (route and index == route.form.counts):
+                found.append(before)
+            elif route and index in route.form.rows:
+                rows = self._reading(whole, name, node)
+                found.append(route.send_again(self.draft, index, rows, node))
+            else:
+                found.append(self._reading(whole, name, node))
         return found
 
     def _reading(self, whole: _Whole, name: str, node: Chunk) -> str:
@@ -162,12 +172,24 @@ class ComputedAgain:
             source = self.relayouts.again(node, value.source, source)
         return self.relayouts.read_again(node, value, source)
 
-    def _copy(self, whole: _Whole, output: str) -> str:
+    def _copy(self, output: str, piece: Chunk) -> str:
         value = self.draft.values[output]
         role = "activation" if value.role in _ONCE else value.role
-        copy = self.draft.like(value, made_again(output), value.slice, role=role)
-        whole.copies[output] = copy
-        return copy
+        return self.draft.like(value, made_again(output), piece.slice, role=role)
+
+    def _give_back(
+        self, whole: _Whole, forward: BoundForward, outputs: list[str], node: Chunk
+    ) -> None:
+        """Results of experts back to where the rows came from, if others read them again."""
+        made = zip(forward.outputs, forward.results, outputs, strict=True)
+        for output, result, copy in made:
+            if output == result:
+                whole.copies[result] = copy
+            elif result in whole.needed:
+                assert forward.route is not None
+                plain = msgspec.structs.replace(self.draft.values[result], name=made_again(result))
+                forward.route.give_back(self.draft, copy, plain, chunk=node)
+                whole.copies[result] = plain.name
 
     def hold(self) -> None:
         """Nothing runs again before the chunks that its backwards wait for: memory would be in use

@@ -29,6 +29,7 @@ class Route:
     axes: tuple[str, ...]
     form: ExpertForm
     size: int
+    reads: tuple[Layouts, ...]  # how the chunk reads its inputs
 
     @property
     def splits(self) -> str:
@@ -39,7 +40,7 @@ class Route:
         counts = self.chunk.inputs[self.form.counts]
         return all(layout == Routed(counts) for axis, layout in layouts if axis in self.axes)
 
-    def dispatch(self, draft: Draft, inputs: list[str], reads: list[Layouts]) -> list[str]:
+    def dispatch(self, draft: Draft, inputs: list[str]) -> list[str]:
         """Exchange counts, read them on the host, exchange rows; returns the inputs as received."""
         counts = inputs[self.form.counts]
         traced = draft.values[counts]
@@ -49,8 +50,8 @@ class Route:
             f"{counts}>{self.chunk.name}",
             self.chunk.slice,
             type=TensorType(shape, traced.dtype),
-            layout=reads[self.form.counts],
-            cut=as_routed(traced.cut, reads[self.form.counts]),
+            layout=self.reads[self.form.counts],
+            cut=as_routed(traced.cut, self.reads[self.form.counts]),
         )
         self._exchange(draft, f"counts>{self.chunk.name}", counts, received, self.chunk)
         assert self.chunk.slice is not None
@@ -75,9 +76,19 @@ class Route:
         for index, position in enumerate(self.form.rows):
             name, label = inputs[position], f"rows{index}>{self.chunk.name}"
             if name not in sent:
-                sent[name] = self.send_rows(draft, name, reads[position], self.chunk, label)
+                sent[name] = self.send_rows(draft, name, self.reads[position], self.chunk, label)
             arrived[position] = sent[name]
         return arrived
+
+    def send_again(self, draft: Draft, position: int, name: str, chunk: Chunk) -> str:
+        """An input that was made again to where it is computed with again, by the counts of the first
+        time; what is read twice travels once."""
+        read = self.reads[position]
+        label = f"rows>{name}>{chunk.name}"
+        arrived = f"{name}>{chunk.name}"
+        return (
+            arrived if arrived in draft.values else self.send_rows(draft, name, read, chunk, label)
+        )
 
     def send_rows(self, draft: Draft, name: str, read: Layouts, chunk: Chunk, label: str) -> str:
         """Rows from where they are to where their experts are."""
