@@ -62,6 +62,7 @@ def _compared(
     batch: dict[str, Split] | None = None,
     joined: tuple[int, ...] = (),
     attention: AttentionForm = GATHER,
+    strips: int = 1,
 ) -> tuple[Partitioned, Counter[str]]:
     """Cuts a chunk, runs it on all ranks, and compares with one device."""
     cut = partition(
@@ -73,6 +74,7 @@ def _compared(
         batch=batch or {},
         joined=joined,
         attention=attention,
+        strips=strips,
     )
     whole = random_inputs(chunk)
     leaves = {
@@ -175,6 +177,22 @@ def test_whole_models_with_inferred_splits(model: str, sequence: str, size: int)
     else:
         assert counts == {"F all_reduce": sums + 1, "B all_reduce": sums}
     assert cut.notes == [] and cut.out_layouts == [REPLICATED]
+
+
+@pytest.mark.parametrize("strips", [2, 4])
+@pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
+def test_products_in_strips(strips: int, fused: bool) -> None:
+    """As many bytes in so many messages, each made by a piece of its own."""
+    options = {"fused": True, "bias": True, "dropout": 0.3} if fused else {}
+    chunk = blocks_chunk(LAYERS, **options)
+    x = next(name for name in chunk.inputs if name.startswith("%"))
+    layouts = _by_suffix(chunk, FUSED if fused else SEPARATE) | {x: SEQUENCE}
+    cut, counts = _compared(chunk, layouts, 2, marks={x: SEQUENCE}, strips=strips)
+    assert counts == dict.fromkeys(
+        ("F all_gather", "F reduce_scatter", "B all_gather", "B reduce_scatter"),
+        2 * LAYERS * strips,
+    )
+    assert cut.notes == [] and cut.out_layouts == [SEQUENCE]
 
 
 @pytest.mark.parametrize("leaves", [("tokens",), ("tokens", "labels")])

@@ -24,6 +24,7 @@ DEGREES = (
     "tp",
     "sp",
     "etp",
+    "strips",
     "cp",
     "cp_attention",
     "schedule",
@@ -76,6 +77,13 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ranks that share each expert's matrices: those of --tp, or 1. Then experts stay whole, "
         "needs --sp, and --ep counts the ranks of --tp as well (default: --tp)",
+    )
+    group.add_argument(
+        "--strips",
+        type=int,
+        metavar="N",
+        help="with --tp: tokens go through matrix products in so many strips, of which one is "
+        "communicated beside another (default: 1)",
     )
     group.add_argument(
         "--cp", type=int, metavar="N", help="ranks that share sequences (default: 1)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from piper.directives.shard_tensor import LEAF, ShardTensor
 from piper.errors import TensorError
@@ -53,7 +54,8 @@ def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorC
             over.add(node.chunk)
     marks: dict[str, int] = {}
     leaves: dict[str, int] = {}
-    attention = _attention(axis, records)
+    attention = AttentionForm(_agreed(axis, records, "attention", 6))
+    strips = _agreed(axis, records, "strips", 9)
     for record in records:
         directive = record.directive
         assert isinstance(directive, ShardTensor)
@@ -71,7 +73,7 @@ def _cut(logical: Graph, axis: str, size: int, records: list[Record]) -> TensorC
     experts = tuple(sorted(_sharded(logical).items()))
     call = records[0].call
     return TensorCut(
-        axis, size, cut, sequence, batch, attention, experts, frozenset(over), call=call
+        axis, size, cut, sequence, batch, attention, strips, experts, frozenset(over), call=call
     )
 
 
@@ -85,14 +87,14 @@ def _sharded(logical: Graph) -> dict[int, int]:
     return over
 
 
-def _attention(axis: str, records: list[Record]) -> AttentionForm:
-    """The form on which all directives for an axis agree."""
-    asked = {r.directive.attention: r for r in records if isinstance(r.directive, ShardTensor)}
+def _agreed(axis: str, records: list[Record], name: str, requirement: int) -> Any:
+    """An option on which all directives for an axis agree."""
+    asked = {getattr(record.directive, name): record for record in records}
     if len(asked) > 1:
         raise TensorError(
-            f"attention={' and '.join(map(repr, asked))} along {axis}",
+            f"{name}={' and '.join(map(repr, asked))} along {axis}",
             call=records[-1].call,
-            requirement=6,
-            legal="one form of attention for all chunks",
+            requirement=requirement,
+            legal=f"one {name}= for all chunks",
         )
-    return AttentionForm(next(iter(asked)))
+    return next(iter(asked))

@@ -46,6 +46,10 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
     the ranks, it has one part, and the last rank has most to see. Where a form is not possible, keys are
     gathered. An operator without a rule gets what it reads whole. `job.summary()` names both.
 
+    With `strips=2` or more, products by column and by row compute their tokens in so many strips, each
+    with its share of every rank's tokens: while one is computed, the next is gathered and the one before
+    summed. That hides communication in one microbatch, and makes more and smaller products and messages.
+
     Requires:
         1. `over` names one axis of the mesh.
         2. No selected chunk has another owner of that axis, and all chunks have this one; but for
@@ -61,6 +65,7 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
            what is cut in them is summed or gathered behind them.
         8. Where `shard` splits experts over this axis, `sequence` or `batch` gives each rank rows of its
            own, which `piper.mixture` sorts and puts back.
+        9. `strips` is a whole number from 1, and the same for all chunks.
 
     Rewrite:
         s.shard_tensor(where(), over='tp', params={'a.weight': 0, 'b.weight': 1})
@@ -90,6 +95,7 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
     sequence: dict[str, int] | None = None
     batch: dict[str, int] | None = None
     attention: Attention = "gather"
+    strips: int = 1
     stream: str | None = None
 
     def settled(self, graph: Graph, site: Site) -> AnyDirective:
@@ -127,6 +133,7 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
             )
         self._check_leaves(graph, size, call)
         self._check_attention(call)
+        self._check_strips(call)
         names = select(graph, self.selector, call=call)
         cut = dict(self._cut(graph, names, size, call))
         values: dict[str, Value] = {}
@@ -225,6 +232,15 @@ class ShardTensor(Selecting, frozen=True, kw_only=True, tag="shard_tensor"):
                 call=call,
                 requirement=6,
                 legal=f'batch={{"tokens": 1}}, or attention="{ATTENTION[0]}"',
+            )
+
+    def _check_strips(self, call: Call) -> None:
+        if type(self.strips) is not int or self.strips < 1:
+            raise TensorError(
+                f"strips={self.strips!r}",
+                call=call,
+                requirement=9,
+                legal="1 for products in one go, 2 or more to communicate beside them",
             )
 
 

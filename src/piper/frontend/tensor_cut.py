@@ -36,8 +36,8 @@ Dims = tuple[tuple[str, int], ...]  # leaves of the batch, each with a dim
 class TensorCut:
     """What the ranks of an axis share: `params` lie so, `sequence` names dims along which activations
     between matrices may be split, `batch` leaves of which each rank takes its part, and `attention`
-    what moves where sequences are split. Chunks of `experts` are sharded over so many ranks, those
-    `over_axis` also over the ranks of this axis."""
+    what moves where sequences are split. Products compute their tokens in `strips`. Chunks of `experts`
+    are sharded over so many ranks, those `over_axis` also over the ranks of this axis."""
 
     axis: str
     size: int
@@ -45,6 +45,7 @@ class TensorCut:
     sequence: Dims = ()
     batch: Dims = ()
     attention: AttentionForm = GATHER
+    strips: int = 1
     experts: tuple[tuple[int, int], ...] = ()
     over_axis: frozenset[int] = frozenset()
     call: Call | None = field(
@@ -96,6 +97,7 @@ class TensorCuts:
         ends: Ends,
         expert_ranks: int,
         sorts_apart: bool,
+        strips: int,
     ) -> Partitioned:
         """The chunk's pieces; inputs are known by their numbers."""
         given = [tuple(sorted(each.items())) for each in (layouts, marks, batch)]
@@ -109,6 +111,7 @@ class TensorCuts:
             ends,
             expert_ranks,
             sorts_apart,
+            strips,
         )
         if key not in self.known:
             self.known[key] = at_any_rows(
@@ -125,6 +128,7 @@ class TensorCuts:
                     attention=attention,
                     ends=ends,
                     sorts_apart=sorts_apart,
+                    strips=strips,
                 ),
             )
         return self.known[key]
@@ -246,6 +250,7 @@ class Cutting:
                 ends=ends,
                 expert_ranks=expert_ranks,
                 sorts_apart=self.sorts_apart,
+                strips=1 if expert_ranks > 1 else self.how.strips,
             )
         if expert_ranks > 1:
             self._check_one_piece(chunk, parts)

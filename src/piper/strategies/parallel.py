@@ -36,6 +36,7 @@ def parallel(
     tp: int = 1,
     sp: bool = False,
     etp: int | None = None,
+    strips: int = 1,
     cp: int = 1,
     cp_attention: Attention = "gather",
     zero: int = 0,
@@ -58,11 +59,12 @@ def parallel(
     World size is pp x dp x cp x tp. Experts are split over `ep` ranks and copied over the dp / ep
     others; everything else is copied over all data ranks. Over `tp` ranks matrices and tables are cut,
     as `shard_tensor` finds it; with `sp` also what lies between them, along dim 1 of the batch's leaves
-    of integers. Each expert is cut over `etp` ranks, all of `tp` or 1. With 1 experts stay whole, each
-    rank sends them its own part of the tokens, and `ep` counts the ranks of `tp`, too. Over `cp` ranks
-    leaves of integers are cut themselves; `cp_attention` is the `attention` of `shard_tensor`. `zero`,
-    `bucket_size`, `prefetch`, `reduce_every` and `reuse` are those of `replicate`, `max_load` that of
-    `shard`; `recompute` is what to keep where all else is computed again.
+    of integers. `strips` are those of `shard_tensor`. Each expert is cut over `etp` ranks, all of `tp`
+    or 1. With 1 experts stay whole, each rank sends them its own part of the tokens, and `ep` counts the
+    ranks of `tp`, too. Over `cp` ranks leaves of integers are cut themselves; `cp_attention` is the
+    `attention` of `shard_tensor`. `zero`, `bucket_size`, `prefetch`, `reduce_every` and `reuse` are
+    those of `replicate`, `max_load` that of `shard`; `recompute` is what to keep where all else is
+    computed again.
 
     Tagged regions are shared out evenly over the stages of the schedule; a model without any is cut
     into as many, of about equal `costs`, which are those of `cut`. The schedule is a name, a .csv or
@@ -76,6 +78,10 @@ def parallel(
             raise MeshError(f"{name}={count!r}", legal="a whole number, at least 1")
     if sp and tp == 1:
         raise MeshError("sp=True, but no ranks share tensors", legal="tp=2 or more with sp=True")
+    if strips != 1 and tp == 1:
+        raise MeshError(
+            f"strips={strips!r}, but no ranks share tensors", legal="tp=2 or more with strips=2"
+        )
     whole_experts = _experts_stay_whole(etp, tp, sp)
     data_ep = _data_ranks_of_experts(ep, dp, tp if whole_experts else 1)
     if cp == 1 and cp_attention != "gather":
@@ -139,9 +145,10 @@ def parallel(
             s.shard_tensor(where(), over="cp", params={}, batch=leaves, attention=cp_attention)
         if tp > 1:
             dense = tagged((expert_tag, None)) if whole_experts else where()
-            s.shard_tensor(dense, over="tp", sequence=_sequence(s, tp) if sp else None)
+            leaves = _sequence(s, tp) if sp else None
+            s.shard_tensor(dense, over="tp", sequence=leaves, strips=strips)
         if whole_experts and ep == 1:
-            s.shard_tensor(tagged((expert_tag, "*")), over="tp", params={})
+            s.shard_tensor(tagged((expert_tag, "*")), over="tp", params={}, strips=strips)
         if recompute is not None:
             s.recompute(where(), keep=recompute)
         s.split(where(), "MB", microbatches // (table.num_directions if table else 1))

@@ -30,6 +30,7 @@ from piper.bodies.tensor.rules.rule_table import (
     tensor_args,
 )
 from piper.bodies.tensor.stand_ins import STAND_INS
+from piper.bodies.tensor.strips import STRIP, InStrips
 from piper.ir.attention_forms import GATHER, AttentionForm
 from piper.ir.layouts import (
     PARTIAL,
@@ -72,11 +73,13 @@ class Analysis(Readings):
         attention: AttentionForm = GATHER,
         ends: Ends = NO_ENDS,
         sorts_apart: bool = False,
+        strips: int = 1,
     ) -> None:
         super().__init__(graph, size)
         self.marks, self.given, self.attention, self.ends = marks, given, attention, ends
         # Each rank may sort its own rows; the orders that there are.
         self.sorts_apart = sorts_apart
+        self.strips = InStrips(strips, size, marks)
         self.num_orders = max(map(order_of, given.values()), default=0)
         holders = [node for node in graph.nodes if node.op == "placeholder"]
         self.inputs = dict(zip(holders, names, strict=True))
@@ -131,7 +134,7 @@ class Analysis(Readings):
         if any(layout != REPLICATED for layout in have):
             new = rewritten(node, args, have, self.marks, self.size)
             if new is None:
-                new = self._attention(node, args, have)
+                new = self._attention(node, args, have) or self._in_strips(node, args, have)
             if new is not None:
                 for each in new:
                     self.call(each)
@@ -154,7 +157,7 @@ class Analysis(Readings):
         ]
         self.readings[node] = read
         level = max((self.level_of(each) for each in read), default=0)
-        self.levels[node] = level + answer.apart
+        self.levels[node] = level + answer.apart + node.meta.get(STRIP, 0)
 
     def _attention(
         self, node: fx.Node, args: Sequence[fx.Node], have: Sequence[Layout]
@@ -166,6 +169,16 @@ class Analysis(Readings):
             return None
         if new and node in self.marks:
             self.marks[new[-1]] = self.marks[node]
+        return new or None
+
+    def _in_strips(
+        self, node: fx.Node, args: Sequence[fx.Node], have: Sequence[Layout]
+    ) -> list[fx.Node] | None:
+        """The nodes for a product in strips, if that was asked for and is possible."""
+        new = self.strips.of(node, args, have, self.weights.keys())
+        if isinstance(new, str):
+            self.notes.append(Note(operator_name(node), new, source_of(node), node))
+            return None
         return new or None
 
     def _item(self, node: fx.Node) -> None:

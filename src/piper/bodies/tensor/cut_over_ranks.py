@@ -42,18 +42,20 @@ def partition(
     attention: AttentionForm = GATHER,
     ends: Ends = NO_ENDS,
     sorts_apart: bool = False,
+    strips: int = 1,
 ) -> Partitioned:
     """`names` and `layouts` are of the inputs, over `size` ranks.
 
     Leaves in `batch` are replicated, and each rank takes its part of them. Partial sums become splits
     along what the dims in `marks` carry to. Outputs numbered in `joined` end replicated. Attention over
     parts of a sequence takes the form that is said, where it can. Some outputs have other `ends`. Where
-    the choice of experts is split, each rank may sort its own rows (`sorts_apart`).
+    the choice of experts is split, each rank may sort its own rows (`sorts_apart`). Products compute
+    their tokens in so many `strips`.
     """
     module = forward_code(code)
     carried = prepared(module.graph, names, layouts, size, marks=marks, batch=batch, joined=joined)
     analysis = Analysis(
-        module.graph, code, names, layouts, size, carried, attention, ends, sorts_apart
+        module.graph, code, names, layouts, size, carried, attention, ends, sorts_apart, strips
     )
     analysis.run()
     pieces = _with_wanted_tangents(pieces_of(analysis, module), analysis.outputs, code.tangents)

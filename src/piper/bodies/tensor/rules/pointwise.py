@@ -6,7 +6,15 @@ from torch import Tensor, fx
 
 from piper.bodies.tensor.parts import dim_of, moved
 from piper.bodies.tensor.rules.expert_rows import weighs_copies
-from piper.bodies.tensor.rules.rule_table import Answer, Ask, Emitter, aten, operator_name, rule
+from piper.bodies.tensor.rules.rule_table import (
+    Answer,
+    Ask,
+    Emitter,
+    aten,
+    operator_name,
+    rule,
+    rule_of,
+)
 from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, Layout, Split
 
 _OF_SUMS = ("clone", "contiguous", "neg", "alias")  # of a sum it is the sum of each
@@ -68,6 +76,12 @@ def pointwise(ask: Ask) -> Answer:
         spread_over = of_arg < 0 or shape[of_arg] != result.shape[dim] or result.shape[dim] == 1
         wants.append(REPLICATED if spread_over else moved(chosen, of_arg))
     return Answer(wants, ask.each(chosen))
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Whether each element of the one result is made of those at its place."""
+    known = rule_of(node) if node.op == "call_function" else None
+    return known in (add, scale, pointwise) and isinstance(node.meta["val"], Tensor)
 
 
 def _largest_split(ask: Ask, layouts: list[Layout], num_dims: int) -> Split | None:

@@ -1,0 +1,237 @@
+"""Products in strips: a product by column or by row in; it strip by strip, and nodes around it, out.
+
+The tokens of a product come in strips, so that one strip travels while another is computed: what a
+product by column reads is gathered strip by strip, and what one by row makes is summed so. A strip has
+its share of every rank's tokens and thus lies as the whole does. Elementwise code between two products
+is computed on strips, too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor, fx
+
+from piper.bodies.tensor.forward_code import FLOWS
+from piper.bodies.tensor.parts import dim_of, local_shape
+from piper.bodies.tensor.rewrites import Marks, inserted, replaced
+from piper.bodies.tensor.rules.pointwise import is_elementwise
+from piper.bodies.tensor.rules.rule_table import (
+    Answer,
+    Ask,
+    Emitter,
+    aten,
+    operator_name,
+    rule,
+    tensor_args,
+)
+from piper.ir.layouts import REPLICATED, Layout, Split
+
+STRIPS = "piper_strips"  # in the meta of the functions below: how they cut
+STRIP = (
+    "piper_strip"  # in that of a product: which strip it is of, and how many pieces it comes later
+)
+# Products: where they have their tokens, and along which dim of its matrix one is cut by column.
+_PRODUCTS = {"linear": (0, 0), "mm": (0, 1), "matmul": (0, 1), "addmm": (1, 1)}
+
+
+@dataclass(frozen=True)
+class Strips:
+    """A dim is so many blocks, each with a part for so many ranks, each of which is cut into `num`."""
+
+    num: int
+    dim: int
+    blocks: int = 1
+    ranks: int = 1
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        return shape[self.dim] % (self.blocks * self.ranks * self.num) == 0
+
+    def shape(self, whole: Sequence[int]) -> list[int]:
+        """Of one strip."""
+        return [n // self.num if dim == self.dim else n for dim, n in enumerate(whole)]
+
+    def units(self, layout: Layout) -> int:
+        """The parts that lie here, each of which is cut."""
+        cut = isinstance(layout, Split) and layout.dim == self.dim
+        return self.blocks if cut else self.blocks * self.ranks
+
+
+def cut_in_strips(whole: Tensor) -> list[Tensor]:
+    """The strips of a tensor."""
+    raise NotImplementedError
+
+
+def joined_strips(*strips: Tensor) -> Tensor:
+    """The tensor that strips are of."""
+    raise NotImplementedError
+
+
+@rule("cut_in_strips")
+def cut_in_strips_rule(ask: Ask) -> Answer:
+    how: Strips = ask.node.meta[STRIPS]
+    (layout,) = ask.summed()
+    dim, shape = how.dim, list(local_shape(ask.shape(0), layout, ask.size))
+    units = how.units(layout)
+    between = [*shape[:dim], units, how.num, shape[dim] // units // how.num, *shape[dim + 1 :]]
+
+    def cut(to: Emitter, args: list[fx.Node]) -> fx.Node:
+        parts = to.call(aten.reshape.default, args[0], between)
+        parts = to.call(aten.movedim.int, parts, dim + 1, 0)
+        strips = to.call(aten.reshape.default, parts, [how.num, *how.shape(shape)])
+        return to.call(aten.unbind.int, strips, 0)
+
+    return Answer([layout], ask.each(layout), cut)
+
+
+@rule("joined_strips")
+def joined_strips_rule(ask: Ask) -> Answer:
+    how: Strips = ask.node.meta[STRIPS]
+    layout = ask.summed()[0]
+    dim, shape = how.dim, list(local_shape(ask.made.shape, layout, ask.size))
+    units = how.units(layout)
+    between = [*shape[:dim], units, shape[dim] // units // how.num, *shape[dim + 1 :]]
+
+    def join(to: Emitter, args: list[fx.Node]) -> fx.Node:
+        strips = [to.call(aten.reshape.default, arg, between) for arg in args]
+        return to.call(aten.reshape.default, to.call(aten.stack.default, strips, dim + 1), shape)
+
+    return Answer([layout] * how.num, layout, join)
+
+
+@dataclass
+class InStrips:
+    """Cuts products of one chunk over `size` ranks into `num` strips."""
+
+    num: int
+    size: int
+    marks: Marks
+    known: dict[tuple[fx.Node, Strips], list[fx.Node]] = field(default_factory=dict)
+
+    def of(
+        self,
+        node: fx.Node,
+        args: Sequence[fx.Node],
+        have: Sequence[Layout],
+        weights: Collection[fx.Node],
+    ) -> list[fx.Node] | str:
+        """The nodes that stand for a product now, in order; none if it stays; or why it stays, although
+        it could be cut otherwise."""
+        way = _PRODUCTS.get(operator_name(node))
+        if self.num == 1 or way is None or STRIP in node.meta or node.kwargs:
+            return []
+        at, column = way
+        tokens, matrix = node.args[at : at + 2]
+        assert isinstance(tokens, fx.Node) and isinstance(matrix, fx.Node)
+        lies = dict(zip(args, have, strict=True))
+        cut = lies[matrix]
+        if (
+            matrix not in weights
+            or len(matrix.meta["val"].shape) != 2
+            or not isinstance(cut, Split)
+        ):
+            return []
+        value = node.meta["val"]
+        mark = lies[tokens] if cut.dim == column else self.marks.get(node, REPLICATED)
+        how = self._strips(mark, len(value.shape))
+        if how is None:
+            return []
+        if not how.fits(value.shape):
+            over = f" over {how.ranks} ranks" if how.ranks > 1 else ""
+            length = value.shape[how.dim] // how.blocks
+            return f"{length} tokens do not divide into {self.num} strips{over}"
+        new: list[fx.Node] = []
+        strips, later = self._of_tokens(tokens, how, node, new)
+        products = []
+        for number, strip in enumerate(strips):
+            given = (*node.args[:at], strip, *node.args[at + 1 :])
+            shape = how.shape(value.shape)
+            product = inserted(node, node.target, given, value.new_empty(shape))
+            product.meta[STRIP] = number if later else 0
+            products.append(self._marked(product, node))
+        whole = self._marked(inserted(node, joined_strips, tuple(products), value), node)
+        whole.meta[STRIPS] = how
+        return replaced(node, [*new, *products, whole])
+
+    def _strips(self, mark: Layout, dims: int) -> Strips | None:
+        """Of tokens that lie so before or behind a product; None for what is cut in yet another way."""
+        if not isinstance(mark, Split):
+            return Strips(self.num, dims - 2)
+        plain = isinstance(mark.blocks, int) and mark == Split(dim_of(mark), mark.blocks)
+        if not plain or dim_of(mark) == dims - 1:
+            return None
+        assert isinstance(mark.blocks, int)
+        return Strips(self.num, dim_of(mark), mark.blocks, self.size)
+
+    def _of_tokens(
+        self, tokens: fx.Node, how: Strips, node: fx.Node, new: list[fx.Node]
+    ) -> tuple[list[fx.Node], bool]:
+        """The strips of what a product reads; and whether they are cut here, and so come all at once."""
+        if self._goes_on(tokens, how):
+            return self._elementwise(tokens, how, node, new), False
+        if (tokens, how) not in self.known:
+            value = tokens.meta["val"]
+            all_strips = inserted(node, cut_in_strips, (tokens,), value)
+            each = value.new_empty(how.shape(value.shape))
+            all_strips.meta |= {"val": [each] * how.num, STRIPS: how}
+            new.append(all_strips)
+            strips = []
+            for number in range(how.num):
+                strip = inserted(node, operator.getitem, (all_strips, number), each)
+                strip.meta[FLOWS] = all_strips.meta[FLOWS]
+                strips.append(self._marked(strip, tokens))
+            new += strips
+            self.known[tokens, how] = strips
+        return self.known[tokens, how], True
+
+    def _goes_on(self, node: fx.Node, how: Strips) -> bool:
+        """Whether it is made of strips, with elementwise code behind them at most."""
+        if node.target is joined_strips:
+            return bool(node.meta[STRIPS] == how)
+        return is_elementwise(node) and any(
+            self._goes_on(arg, of_arg) for arg, of_arg in _with_tokens(node, how)
+        )
+
+    def _elementwise(
+        self, node: fx.Node, how: Strips, before: fx.Node, new: list[fx.Node]
+    ) -> list[fx.Node]:
+        if node.target is joined_strips and node.meta[STRIPS] == how:
+            return list(node.args)  # type: ignore[arg-type]
+        if not self._goes_on(node, how):
+            return self._of_tokens(node, how, before, new)[0]
+        if (node, how) not in self.known:
+            read = {
+                arg: self._elementwise(arg, of_arg, before, new)
+                for arg, of_arg in _with_tokens(node, how)
+            }
+            strips = []
+            for number in range(how.num):
+                args, kwargs = fx.map_arg(
+                    (node.args, node.kwargs),
+                    lambda arg, number=number: read[arg][number] if arg in read else arg,  # type: ignore[misc]
+                )
+                value = node.meta["val"]
+                strip = inserted(before, node.target, args, value.new_empty(how.shape(value.shape)))
+                strip.kwargs = kwargs
+                strip.meta = {**node.meta, "val": strip.meta["val"]}
+                strips.append(self._marked(strip, node))
+            new += strips
+            self.known[node, how] = strips
+        return self.known[node, how]
+
+    def _marked(self, new: fx.Node, like: fx.Node) -> fx.Node:
+        if like in self.marks:
+            self.marks[new] = self.marks[like]
+        return new
+
+
+def _with_tokens(node: fx.Node, how: Strips) -> Iterator[tuple[fx.Node, Strips]]:
+    """The arguments of elementwise code that have the dim that is cut, and are not spread over it."""
+    made = node.meta["val"].shape
+    for arg in tensor_args(node):
+        shape = arg.meta["val"].shape
+        dim = how.dim - (len(made) - len(shape))
+        if dim >= 0 and shape[dim] == made[how.dim] > 1:
+            yield arg, replace(how, dim=dim)
