@@ -164,3 +164,54 @@ def test_the_curve_is_nearer_to_that_of_float32(monkeypatch: pytest.MonkeyPatch)
         return sum(abs(a - b) for a, b in zip(losses, wanted, strict=True)) / STEPS
 
     assert distance(found) < 0.5 * distance(narrow)
+
+
+class Unlike(nn.Module):
+    """Products that meet a table in float32, as a rotary one is: torch's autocast takes them."""
+
+    def __init__(self, product: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = torch.arange(8, dtype=torch.float32).cos()
+        q, k, v = self.q(x) * table, self.k(x) * table, self.v(x)
+        if self.product == "attention":
+            return self.o(F.scaled_dot_product_attention(q, k, v))
+        if self.product == "einsum":
+            scores = torch.einsum("bid,bjd->bij", q, k).softmax(-1)
+            return self.o(torch.einsum("bij,bjk->bik", scores, v))
+        return self.o((q @ k.mT).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("product", ["attention", "einsum", "matmul"])
+def test_products_take_tensors_of_unlike_dtypes(product: str) -> None:
+    batch = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(1))
+    program = piper.trace(
+        lambda: Unlike(product), batch, lambda model, batch: F.mse_loss(model(batch), batch)
+    )
+    with program.lower(precision="bf16").launch("single") as run:
+        model = Unlike(product).bfloat16()
+        model.load_state_dict(run.parameters())
+        with Float32Mode():
+            expected = F.mse_loss(model(batch.bfloat16()), batch.bfloat16())
+        assert run.step(batch).loss == pytest.approx(expected.item(), rel=1e-6)
+
+
+class NotNarrow(Unlike):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.q.weight.dtype == torch.bfloat16:
+            return x.view(7)
+        return super().forward(x)
+
+
+def test_what_fails_under_autocast_too_is_told_as_it_failed_first() -> None:
+    program = piper.trace(
+        lambda: NotNarrow("matmul"),
+        torch.randn(4, 6, 8),
+        lambda model, batch: F.mse_loss(model(batch), batch),
+    )
+    with pytest.raises(piper.errors.TraceError, match=r"shape '\[7\]' is invalid") as caught:
+        program.lower(precision="bf16")
+    assert "test_float32_losses.py" in str(caught.value)

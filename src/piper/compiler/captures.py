@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,18 @@ class Captures:
         return capture
 
     def _record(self, rows: int, *, any_rows: bool) -> Recording:
+        """Products that meet tensors of several dtypes refuse them before casts are put in: such a step
+        is recorded under torch's autocast."""
+        try:
+            return self._record_by_itself(rows, any_rows=any_rows)
+        except TraceError:
+            if not self.float32_operators:
+                raise
+            with contextlib.suppress(TraceError):
+                return self._record_by_itself(rows, any_rows=any_rows, autocast=True)
+            raise
+
+    def _record_by_itself(self, rows: int, *, any_rows: bool, autocast: bool = False) -> Recording:
         return record(
             self.make_model,
             self.batch,
@@ -107,6 +120,7 @@ class Captures:
             float32_operators=self.float32_operators,
             training=self.training,
             frozen=self.frozen,
+            autocast=autocast,
         )
 
 

@@ -151,12 +151,14 @@ def record(
     float32_operators: bool = False,
     training: bool = True,
     frozen: frozenset[str] = frozenset(),
+    autocast: bool = False,
 ) -> Recording:
     """Record `step` on a batch like `batch` with `rows` samples; no memory is taken for weights.
 
     With `any_rows` it holds for other numbers too, where the code allows it. With `dtype`, parameters
     and the batch's floating-point tensors have it; with `float32_operators` losses, norms and the like
-    compute in float32 all the same. Without `training` the model is in eval() mode; `frozen` parameters
+    compute in float32 all the same; with `autocast`, products may meet tensors of several dtypes while
+    the step is recorded. Without `training` the model is in eval() mode; `frozen` parameters
     get no gradient.
     """
     torch._dynamo.reset()
@@ -213,6 +215,7 @@ def record(
         flex_on_cpu(),
         unknown_blocks(),
         tracing_settings(),
+        torch.autocast("cpu", getattr(torch, dtype)) if autocast else contextlib.nullcontext(),
         counting_regions(),
         torch.fx.traceback.preserve_node_meta(),
         readable_errors(_REFUSALS, step, fake_batch),
