@@ -29,7 +29,8 @@ GROUPS = {
         "cuda_in_forward",
     ),
     "Optimizers and precision": (
-        "optimizer_instance", "optimizer_name", "optimizer_elsewhere", "optimizer_in_step",
+        "optimizer_instance", "optimizer_of_model", "optimizer_name", "optimizer_elsewhere",
+        "optimizer_in_step",
         "grad_scaler", "precision_unknown",
     ),
     "Strategies": (

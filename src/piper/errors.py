@@ -251,7 +251,11 @@ class OptionError(PiperError):
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """` (did you mean 'x'?)`, or nothing if no known name is near."""
+    near = nearest(name, known)
+    return f" (did you mean {near!r}?)" if near else ""
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """The known name that is nearest; "" if none is near."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if not near:
-        near = [k for k in known if k.lower() == name.lower()]
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return next(iter([*near, *(k for k in known if k.lower() == name.lower())]), "")

@@ -10,7 +10,7 @@ import sys
 from itertools import accumulate
 from types import ModuleType
 
-from piper.errors import Call, FileError, PiperError
+from piper.errors import Call, FileError, PiperError, nearest
 
 PREFIX = "piper_file_"
 MEBIBYTE = 1 << 20
@@ -70,12 +70,29 @@ def _read(
         with open(path, "rb", opener=_without_waiting) as file:
             data = file.read(num) or b""
     except FileNotFoundError:
-        raise error(f"there is no file {os.fspath(path)}", call=call, legal=legal) from None
+        message = f"there is no file {os.fspath(path)}{near_file(path)}"
+        raise error(message, call=call, legal=legal) from None
     except OSError as problem:
         raise refuse(problem.strerror or str(problem), legal) from None
     if limit is not None and len(data) > limit:
         raise refuse(too_long, "a smaller file")
     return data, about.st_size
+
+
+def near_file(path: str | os.PathLike[str], ending: str = "") -> str:
+    """` (did you mean 'plan.json'?)`, or nothing: a file of the same folder, by its name without the
+    ending, which may be said."""
+    folder, name = os.path.split(os.fspath(path))
+    try:
+        beside = sorted(os.listdir(folder or "."))
+    except OSError:
+        return ""
+    stems: dict[str, str] = {}
+    for each in beside:
+        if each.endswith(ending):
+            stems.setdefault(os.path.splitext(each)[0], each)
+    found = nearest(os.path.splitext(name)[0], list(stems))
+    return f" (did you mean {os.path.join(folder, stems[found])!r}?)" if found else ""
 
 
 def _without_waiting(path: str, flags: int) -> int:

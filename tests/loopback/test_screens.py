@@ -9,7 +9,7 @@ import pytest
 import piper
 from piper.ir.form.screen import COLUMNS, LINES, listed, on_a_screen
 from piper.strategies import parallel
-from tests.zoo import program_of
+from tests.zoo import CASES, program_of
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +18,8 @@ def shown() -> Iterator[dict[str, object]]:
     program = traced.apply(parallel(pp=2, dp=2, zero=3, microbatches=4, schedule="zb_h1"))
     job = program.lower(precision="bf16")
     with job.launch("loopback") as run:
+        recording = run.record(steps=1)
+        run.step(CASES["moe"].batch(0))
         yield {
             "traced": traced,
             "program": program,
@@ -26,10 +28,16 @@ def shown() -> Iterator[dict[str, object]]:
             "job": job,
             "plan": job.plan,
             "run": run,
+            "recording": recording,
+            "measured": recording.timeline,
+            "simulated": job.simulate("cpu"),
         }
 
 
-NAMES = ("traced", "program", "graph", "physical", "job", "plan", "run")
+NAMES = (
+    "traced", "program", "graph", "physical", "job", "plan", "run", "recording", "measured",
+    "simulated",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,6 +56,16 @@ def test_it_says_what_matters(shown: dict[str, object]) -> None:
     for name in ("job", "plan", "run"):
         assert plan.content_hash() in repr(shown[name])
     assert "peak of a rank" in repr(shown["job"])
+
+
+def test_timelines_say_how_much_there_is(shown: dict[str, object]) -> None:
+    job, measured = shown["job"], shown["measured"]
+    assert isinstance(job, piper.Job)
+    assert repr(measured).startswith(
+        f"<Timeline of plan {job.plan.content_hash()}, measured: 1 step"
+    )
+    assert repr(shown["recording"]).startswith("<Recording, over: ")
+    assert ", simulated: 2 steps, the last of " in repr(shown["simulated"])
 
 
 def test_what_does_not_fit_is_counted() -> None:

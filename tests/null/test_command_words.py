@@ -49,6 +49,7 @@ def test_version_names_torch_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "x.py", "--recompute", "expnsive"], "(did you mean 'expensive'?)"),
         (["train", "x.py", "--steps", "1", "--launch", "torchrum"], "(did you mean 'torchrun'?)"),
         (["completion", "bsh"], "(did you mean 'bash'?)"),
+        (["plan", "x.py", "--device", "gpu"], "--device gpu (did you mean 'cuda'?)"),
     ],
 )
 def test_what_is_near_is_named(
@@ -57,6 +58,26 @@ def test_what_is_near_is_named(
     said = _misused(capsys, *words)
     assert said.startswith("OptionError: ") and near in said and "\n  legal: " in said
     assert "usage:" not in said
+
+
+def test_files_are_near_by_their_own_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("plan.json", "r.py", "mine.py"):
+        (tmp_path / name).touch()
+    assert main(["show", str(tmp_path / "plan.jsn")]) == 2
+    assert f"(did you mean '{tmp_path / 'plan.json'}'?)" in capsys.readouterr().err
+    assert main(["plan", str(tmp_path / "mien.py")]) == 2
+    assert f"(did you mean '{tmp_path / 'mine.py'}'?)" in capsys.readouterr().err
+    assert main(["plan", str(tmp_path / "quux.py")]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_an_address_is_refused_before_anything_takes_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "none.py", "--steps", "1", "--watch-at", "1.2.3"]) == 2
+    assert '"127.0.0.1:8080"' in capsys.readouterr().err
 
 
 def test_a_missing_option_and_a_wrong_value_are_one_error(

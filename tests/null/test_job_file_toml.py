@@ -88,6 +88,7 @@ def test_commands_run_by_it(job: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("dp = 2", 'dp = "two"', 9, "dp = 'two': invalid int value: 'two'"),
         ("dp = 2", "dp = true", 9, "dp = True"),
         ("dp = 2", "help = true", 9, "no option is called 'help'"),
+        ("dp = 2", 'model = "x.py"', 9, "no option is called 'model' (did you mean 'file'?)"),
         ("dp = 2", "dp = 2024-01-01", 9, "invalid int value"),
         ("dp = 2", "dp.n = 2", 9, "dp = {'n': 2}"),
         ("dp = 2", "dp = [2, 4]", 9, "dp takes one value, not a list"),

@@ -14,7 +14,7 @@ from piper.check import Report, check_plan
 from piper.compiler.driver import Asking, Lowered
 from piper.compiler.source import Source
 from piper.cost.machine import Machine
-from piper.errors import Call, NoSuchAttribute, PlanError, naming_line, user_source
+from piper.errors import Call, FileError, NoSuchAttribute, PlanError, naming_line, user_source
 from piper.files import PLAN_LIMIT, check_writable, read_bytes, write_bytes
 from piper.frontend.capture.step_results import PredictStep
 from piper.ir.form.graph_text import graph_to_text
@@ -36,7 +36,7 @@ from piper.stored.resumable import check_resumable, options_of
 from piper.stored.stored_pieces import StoredState
 from piper.view.job_card import job_card
 from piper.view.report_data import Shown
-from piper.view.show import machine_for, show_html, write_page
+from piper.view.show import is_page, machine_for, show_html, write_page
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -279,6 +279,8 @@ class Job:
         The step is simulated on `machine`, `"cpu"` or `"h100"` by default, after the plan's device. A
         `timeline` of this job that was recorded stands below it.
         """
+        if not is_page(path):
+            raise FileError(f"{os.fspath(path)} is no page", legal="a file called .html")
         check_writable(path)
         shown = [] if timeline is None else [Shown("the recorded step", timeline)]
         html = show_html(self.plan, shown, machine=machine_for(self.plan, machine), title=title)

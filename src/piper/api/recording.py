@@ -40,6 +40,13 @@ class Recording:
             f"{self.done} steps are recorded so far", legal=f"the timeline after {wanted}, or end()"
         )
 
+    def __repr__(self) -> str:
+        if self._timeline is not None:
+            return f"<Recording, over: {self._timeline.num_spans:,} spans of {self.done} steps>"
+        wanted = "" if self.steps is None else f" of {self.steps}"
+        state = "over" if self.over else "going on"
+        return f"<Recording: {self.done}{wanted} steps, {state}>"
+
     @contextmanager
     def step(self, role: str) -> Iterator[None]:
         """Around a step of the plan with this role."""

@@ -30,6 +30,9 @@ class HelpText(argparse.HelpFormatter):
         return f"{text} (default: {default})" if text else f"default: {default}"
 
 
+_MEANT = {"gpu": "cuda"}  # what people write, where no known name is nearly written so
+
+
 class CommandParser(argparse.ArgumentParser):
     """A command's parser. What is wrong on its command line is an OptionError, raised."""
 
@@ -55,7 +58,7 @@ class CommandParser(argparse.ArgumentParser):
             return
         known = [str(choice) for choice in action.choices]
         name = "/".join(action.option_strings) or action.metavar or action.dest
-        near = did_you_mean(str(value), known)
+        near = did_you_mean(_MEANT.get(str(value).lower(), str(value)), known)
         raise OptionError(f"{self.prog}: {name} {value}{near}", legal=", ".join(known))
 
     @property

@@ -17,6 +17,7 @@ from piper.files import read_text
 
 TAKEN_BY = ("train", "plan", "verify", "simulate", "profile")
 MODEL = "file"  # the key of the model's file
+_MEANT_MODEL = ("model", "program", "script", "path")
 _OTHERWISE = ("steps", "launch")  # options that mean something else in a command that is not train
 _PATHS = (MODEL, "data", "strategy", "weights", "checkpoint", "record", "out", "predicted")
 _LIST = "_of_the_job_file"  # behind the name of an option that may be given several times
@@ -58,8 +59,9 @@ def configure(parser: CommandParser, train: CommandParser, path: str) -> str:
         action = reader.option(f"--{entry.key}")
         if action is None or action.dest == "help":
             names = [MODEL, *(name[2:] for a in reader.actions for name in a.option_strings)]
+            meant = MODEL if entry.key in _MEANT_MODEL else entry.key
             raise OptionError(
-                f"no option is called {entry.key!r}{did_you_mean(entry.key, names)}",
+                f"no option is called {entry.key!r}{did_you_mean(meant, names)}",
                 call=entry.call,
                 legal=f"see {reader.prog} --help",
             )

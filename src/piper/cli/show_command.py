@@ -54,10 +54,10 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from piper.files import check_writable
-    from piper.view.show import show_html, write_page
+    from piper.view.show import is_page, show_html, write_page
 
     out = arguments.out or os.fspath(Path(arguments.files[0]).with_suffix(".html"))
-    if not out.endswith((".html", ".htm")):
+    if not is_page(out):
         raise OptionError(f"--out {out} is no page", legal="FILE.html")
     check_writable(out)
     plan, timelines, simulated = _read(arguments)

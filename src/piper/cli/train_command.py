@@ -175,6 +175,10 @@ def _run(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise OptionError(f"--{name.replace('_', '-')} {value}", legal="at least 1")
+    if arguments.watch_at:
+        from piper.view.live.address import address_of
+
+        address_of(arguments.watch_at)  # refused before anything takes time
     saved = arguments.file.endswith(".json")
     if saved:
         module = _data_module(arguments)

@@ -13,7 +13,7 @@ from typing import Any
 from piper.cli.machine_options import given_machine
 from piper.cli.stage_lines import ending_at_once, note, remark, stage
 from piper.errors import FileError, OptionError, Source, did_you_mean, is_users
-from piper.files import module_of
+from piper.files import module_of, near_file
 from piper.ir.attention_forms import ATTENTION
 from piper.mesh import Mesh
 
@@ -170,7 +170,7 @@ def import_file(arguments: argparse.Namespace) -> ModuleType:
 def load_file(path: str, *needed: str) -> ModuleType:
     """Import a file by path and check that it defines the functions that are needed."""
     if not os.path.exists(path):
-        near = did_you_mean(path, _files_beside(path))
+        near = near_file(path, ".py" if os.path.splitext(path)[1] in ("", ".py") else "")
         raise FileError(f"there is no file {path}{near}", legal="the path of a Python file")
     if not os.path.isfile(path):
         raise FileError(f"{path} is no regular file")
@@ -191,16 +191,6 @@ def load_file(path: str, *needed: str) -> ModuleType:
             legal="model(), batch(), step(model, batch) and optionally strategy(s)",
         )
     return module
-
-
-def _files_beside(path: str) -> list[str]:
-    """Python files of the folder in which a path should be."""
-    folder = os.path.dirname(path)
-    try:
-        names = os.listdir(folder or ".")
-    except OSError:
-        return []
-    return [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
 
 
 def _place(error: BaseException) -> str:

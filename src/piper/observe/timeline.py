@@ -175,6 +175,15 @@ class Timeline:
     def __post_init__(self) -> None:
         check_timeline(self)
 
+    def __repr__(self) -> str:
+        """How much there is of it; `save` and `piper explain` show what."""
+        steps = f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'}"
+        if self.steps:
+            steps += f", the last of {self.step_seconds[-1]:.4g} {self.unit}"
+        of = f" of plan {self.plan}" if self.plan else ""
+        tracks = f"{len(self.tracks)} track{'' if len(self.tracks) == 1 else 's'}"
+        return f"<Timeline{of}, {self.source}: {steps}, {tracks}, {self.num_spans:,} spans>"
+
     def _repr_html_(self) -> str:
         """For notebooks: a picture of its last step."""
         from piper.observe.pictures.svg import draw_svg

@@ -31,6 +31,10 @@ LEGAL = (
     "piper.adamw(lr=...), piper.sgd(lr=...), or a function of parameters, or of the model, that makes "
     "a torch.optim optimizer or a list of them, such as partial(torch.optim.AdamW, lr=1e-3)"
 )
+_OF_MODEL = (
+    "a function whose argument is called model: lambda model: torch.optim.AdamW(model.parameters()); "
+    "others are given a list of the parameters"
+)
 _GROUPS = (
     "groups of the model's own parameters, each in one group at most; a scheduler goes to "
     "train(..., lr_schedule=...)"
@@ -148,10 +152,13 @@ def _called(
     """What the user's function makes, if a plan can say what it is."""
     try:
         made = make()
-    except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, PlanError):
-            raise
-        raise PlanError(f"{_described(given)} failed: {error}", legal=LEGAL) from error
+    except PlanError:
+        raise
+    except Exception as error:
+        takes_list = isinstance(error, AttributeError) and isinstance(error.obj, list)
+        raise PlanError(
+            f"{_described(given)} failed: {error}", legal=_OF_MODEL if takes_list else LEGAL
+        ) from error
     if not made:
         raise PlanError(f"{_described(given)} made no optimizer", legal=LEGAL)
     for one in made:

@@ -145,8 +145,8 @@ def parallel(
             s.shard_tensor(where(), over="cp", params={}, batch=leaves, attention=cp_attention)
         if tp > 1:
             dense = tagged((expert_tag, None)) if whole_experts else where()
-            leaves = _sequence(s, tp) if sp else None
-            s.shard_tensor(dense, over="tp", sequence=leaves, strips=strips)
+            marks = _sequence(s, tp) if sp else None
+            s.shard_tensor(dense, over="tp", sequence=marks, strips=strips)
         if whole_experts and ep == 1:
             s.shard_tensor(tagged((expert_tag, "*")), over="tp", params={}, strips=strips)
         if recompute is not None:

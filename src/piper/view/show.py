@@ -55,6 +55,11 @@ def _simulated(
     return simulate(plan, machine, steps=_STEPS, by_rank=by_rank)
 
 
+def is_page(path: str | os.PathLike[str]) -> bool:
+    """Whether a file's name says that a browser opens it."""
+    return os.fspath(path).endswith((".html", ".htm"))
+
+
 def write_page(html: str, path: str | os.PathLike[str], *, opened: bool = False) -> None:
     check_writable(path)
     write_bytes(path, html.encode())

@@ -30,7 +30,7 @@ from piper.bodies.tensor.rules.rule_table import (
     tensor_args,
 )
 from piper.bodies.tensor.stand_ins import STAND_INS
-from piper.bodies.tensor.strips import STRIP, InStrips
+from piper.bodies.tensor.strips import AROUND_STRIPS, STRIP, InStrips
 from piper.ir.attention_forms import GATHER, AttentionForm
 from piper.ir.layouts import (
     PARTIAL,
@@ -229,7 +229,7 @@ class Analysis(Readings):
         order = self._next_order(node)
         ask = Ask(node, args, have, self.size, self.marks, self.weights.keys(), order)
         replicated = all(layout == REPLICATED for layout in have)
-        if replicated and node.target not in STAND_INS:
+        if replicated and node.target not in (*STAND_INS, *AROUND_STRIPS):
             return ask.all_replicated()
         known = rule_of(node)
         counts = any(isinstance(layout, Split) and layout.dim is None for layout in have)

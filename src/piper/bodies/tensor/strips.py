@@ -101,6 +101,9 @@ def joined_strips_rule(ask: Ask) -> Answer:
     return Answer([layout] * how.num, layout, join)
 
 
+AROUND_STRIPS = (cut_in_strips, joined_strips)
+
+
 @dataclass
 class InStrips:
     """Cuts products of one chunk over `size` ranks into `num` strips."""
