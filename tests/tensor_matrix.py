@@ -27,6 +27,7 @@ from tests.zoo_hf import VOCABULARY, ZOO
 WAYS: Mapping[str, dict[str, Any]] = {
     "tp2": {"tp": 2},
     "tp2 sp": {"tp": 2, "sp": True},
+    "tp2 strips": {"tp": 2, "sp": True, "strips": 2},
     "cp2": {"cp": 2},
     "cp2 ring": {"cp": 2, "cp_attention": "ring"},
     "cp2 heads": {"cp": 2, "cp_attention": "heads"},

@@ -167,7 +167,9 @@ def test_whole_models_with_inferred_splits(model: str, sequence: str, size: int)
         "tied": lambda: language_model_chunk(tied=True, dropout=0.2),
     }[model]()
     marks = {sequence: SEQUENCE} if sequence else {}
-    cut, counts = _compared(chunk, _inferred(chunk, size), size, marks=marks, joined=(0,))
+    given = _inferred(chunk, size)
+    _compared(chunk, given, size, marks=marks, joined=(0,), strips=2)
+    cut, counts = _compared(chunk, given, size, marks=marks, joined=(0,))
     sums = 2 * LAYERS + 1
     if sequence:
         assert counts == {
@@ -182,7 +184,7 @@ def test_whole_models_with_inferred_splits(model: str, sequence: str, size: int)
 @pytest.mark.parametrize("strips", [2, 4])
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 def test_products_in_strips(strips: int, fused: bool) -> None:
-    """As many bytes in so many messages, each made by a piece of its own."""
+    """As many bytes in so many messages. Code between gate, up and down is not joined in between."""
     options = {"fused": True, "bias": True, "dropout": 0.3} if fused else {}
     chunk = blocks_chunk(LAYERS, **options)
     x = next(name for name in chunk.inputs if name.startswith("%"))
@@ -193,6 +195,11 @@ def test_products_in_strips(strips: int, fused: bool) -> None:
         2 * LAYERS * strips,
     )
     assert cut.notes == [] and cut.out_layouts == [SEQUENCE]
+    nodes = [node for piece in cut.pieces for node in piece.code.graph.nodes]
+    joined = [node for node in nodes if node.target is torch.ops.aten.stack.default]
+    assert len(joined) == LAYERS * (
+        3 if fused else 5
+    )  # qkv, out and down; or q, k, v, out and down
 
 
 @pytest.mark.parametrize("leaves", [("tokens",), ("tokens", "labels")])

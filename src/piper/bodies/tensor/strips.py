@@ -9,7 +9,7 @@ is computed on strips, too.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, fx
@@ -172,50 +172,36 @@ class InStrips:
         self, tokens: fx.Node, how: Strips, node: fx.Node, new: list[fx.Node]
     ) -> tuple[list[fx.Node], bool]:
         """The strips of what a product reads; and whether they are cut here, and so come all at once."""
-        if self._goes_on(tokens, how):
-            return self._elementwise(tokens, how, node, new), False
-        if (tokens, how) not in self.known:
-            value = tokens.meta["val"]
-            all_strips = inserted(node, cut_in_strips, (tokens,), value)
-            each = value.new_empty(how.shape(value.shape))
-            all_strips.meta |= {"val": [each] * how.num, STRIPS: how}
-            new.append(all_strips)
-            strips = []
-            for number in range(how.num):
-                strip = inserted(node, operator.getitem, (all_strips, number), each)
-                strip.meta[FLOWS] = all_strips.meta[FLOWS]
-                strips.append(self._marked(strip, tokens))
-            new += strips
-            self.known[tokens, how] = strips
-        return self.known[tokens, how], True
+        behind = _behind_strips(tokens, how)
+        if tokens in behind or _joins(tokens, how):
+            return self._strips_of(tokens, how, behind, node, new), False
+        return self._cut(tokens, how, node, new), True
 
-    def _goes_on(self, node: fx.Node, how: Strips) -> bool:
-        """Whether it is made of strips, with elementwise code behind them at most."""
-        if node.target is joined_strips:
-            return bool(node.meta[STRIPS] == how)
-        return is_elementwise(node) and any(
-            self._goes_on(arg, of_arg) for arg, of_arg in _with_tokens(node, how)
-        )
-
-    def _elementwise(
-        self, node: fx.Node, how: Strips, before: fx.Node, new: list[fx.Node]
+    def _strips_of(
+        self,
+        node: fx.Node,
+        how: Strips,
+        behind: Mapping[fx.Node, Strips],
+        before: fx.Node,
+        new: list[fx.Node],
     ) -> list[fx.Node]:
-        if node.target is joined_strips and node.meta[STRIPS] == how:
+        """Of strips and the elementwise code `behind` them; what that reads beside strips is cut."""
+        if _joins(node, how):
             return list(node.args)  # type: ignore[arg-type]
-        if not self._goes_on(node, how):
-            return self._of_tokens(node, how, before, new)[0]
+        if behind.get(node) != how:
+            return self._cut(node, how, before, new)
         if (node, how) not in self.known:
             read = {
-                arg: self._elementwise(arg, of_arg, before, new)
+                arg: self._strips_of(arg, of_arg, behind, before, new)
                 for arg, of_arg in _with_tokens(node, how)
             }
+            value = node.meta["val"]
             strips = []
             for number in range(how.num):
                 args, kwargs = fx.map_arg(
                     (node.args, node.kwargs),
                     lambda arg, number=number: read[arg][number] if arg in read else arg,  # type: ignore[misc]
                 )
-                value = node.meta["val"]
                 strip = inserted(before, node.target, args, value.new_empty(how.shape(value.shape)))
                 strip.kwargs = kwargs
                 strip.meta = {**node.meta, "val": strip.meta["val"]}
@@ -224,10 +210,52 @@ class InStrips:
             self.known[node, how] = strips
         return self.known[node, how]
 
+    def _cut(
+        self, tokens: fx.Node, how: Strips, node: fx.Node, new: list[fx.Node]
+    ) -> list[fx.Node]:
+        if (tokens, how) not in self.known:
+            value = tokens.meta["val"]
+            together = inserted(node, cut_in_strips, (tokens,), value)
+            each = value.new_empty(how.shape(value.shape))
+            together.meta |= {"val": [each] * how.num, STRIPS: how}
+            strips = []
+            for number in range(how.num):
+                strip = inserted(node, operator.getitem, (together, number), each)
+                strip.meta[FLOWS] = together.meta[FLOWS]
+                strips.append(self._marked(strip, tokens))
+            new += [together, *strips]
+            self.known[tokens, how] = strips
+        return self.known[tokens, how]
+
     def _marked(self, new: fx.Node, like: fx.Node) -> fx.Node:
         if like in self.marks:
             self.marks[new] = self.marks[like]
         return new
+
+
+def _joins(node: fx.Node, how: Strips) -> bool:
+    return node.target is joined_strips and bool(node.meta[STRIPS] == how)
+
+
+def _behind_strips(tokens: fx.Node, how: Strips) -> dict[fx.Node, Strips]:
+    """The elementwise code between joined strips and products that read `tokens`, which nobody else
+    needs whole."""
+    between: dict[fx.Node, Strips] = {}
+    pending = [(tokens, how)]
+    while pending:
+        node, of_node = pending.pop()
+        if node not in between and is_elementwise(node):
+            between[node] = of_node
+            pending += _with_tokens(node, of_node)
+    for node in sorted(between, reverse=True):
+        if not all(user in between or operator_name(user) in _PRODUCTS for user in node.users):
+            del between[node]
+    behind: dict[fx.Node, Strips] = {}
+    for node in sorted(between):
+        read = _with_tokens(node, between[node])
+        if any(behind.get(arg) == of_arg or _joins(arg, of_arg) for arg, of_arg in read):
+            behind[node] = between[node]
+    return behind
 
 
 def _with_tokens(node: fx.Node, how: Strips) -> Iterator[tuple[fx.Node, Strips]]:
