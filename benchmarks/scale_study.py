@@ -83,6 +83,7 @@ def _cases(model: str, gpus: int, batch: int) -> Iterator[Case]:
         "DualPipeV": {"schedule": "dualpipev"},
     }
     if gpus <= 2048:
+        named["1F1B, rows kept"] = {"schedule": "1f1b", "recompute": "pieces"}
         named[f"DualPipeV, EP{wide}"] = {"schedule": "dualpipev", "ep": wide}
     if gpus == 2048 and model == "deepseek":
         named["DualPipe, EP64"] = {"schedule": "dualpipe", "ep": wide}

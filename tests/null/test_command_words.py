@@ -17,7 +17,7 @@ from piper.cli.main import COMMANDS, main, parsed, whole_parser
 from piper.errors import Call, MeshError, RunError, Source
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MOE = str(EXAMPLES / "moe.py")
+MOE, DENSE = (str(EXAMPLES / name) for name in ("moe.py", "dense.py"))
 
 
 def _misused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -78,6 +78,16 @@ def test_an_address_is_refused_before_anything_takes_time(
 ) -> None:
     assert main(["train", "none.py", "--steps", "1", "--watch-at", "1.2.3"]) == 2
     assert '"127.0.0.1:8080"' in capsys.readouterr().err
+
+
+def test_a_memory_limit_chooses_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    zero = ["plan", DENSE, "--dp", "4", "--zero", "3", "--microbatches", "4", "--memory-limit"]
+    assert main([*zero, "1MiB"]) == 0
+    assert "gathered once for a step: of what fits into 1.0 MiB" in capsys.readouterr().out
+    assert main([*zero, "10KiB"]) == 2
+    assert "the limit is 10.0 KiB" in capsys.readouterr().err
+    assert main([*zero, "lots"]) == 2
+    assert "'lots' is no size" in capsys.readouterr().err
 
 
 def test_a_missing_option_and_a_wrong_value_are_one_error(

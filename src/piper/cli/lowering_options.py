@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OPTIMIZERS = {name.lower(): name for name in KNOWN}
 LOWERING_OPTIONS = (
-    "device", "precision", "clip", "optimizer", "lr", "seed", "weights", *MACHINE_OPTIONS
+    "device", "precision", "clip", "memory_limit", "optimizer", "lr", "seed", "weights", *MACHINE_OPTIONS
 )  # fmt: skip
 
 
@@ -32,6 +32,12 @@ def add_lowering_arguments(parser: argparse.ArgumentParser) -> Any:
     group.add_argument("--precision", choices=tuple(PRECISIONS), help="default: as written")
     group.add_argument(
         "--clip", type=float, metavar="X", help="largest norm of all gradients (default: any)"
+    )
+    group.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="the most that a rank may need, such as 80GiB; what the strategy leaves open is chosen to "
+        "fit, and what does not fit is refused (default: any)",
     )
     group.add_argument(
         "--optimizer",
@@ -77,6 +83,7 @@ def lowered(program: Any, module: ModuleType, arguments: argparse.Namespace) -> 
             device=device,
             seed=arguments.seed or 0,
             clip=arguments.clip,
+            memory_limit=arguments.memory_limit,
             precision=arguments.precision,
             machine=given_machine(arguments),
             weights=arguments.weights,
