@@ -13,6 +13,7 @@ from transformer import Sizes
 
 import piper
 from piper.insight.exposed import exposed
+from piper.insight.use_of_time import length, union
 from piper.observe.flows import Place
 from piper.observe.meetings import Meetings
 from piper.observe.timeline_output import save_timeline
@@ -68,13 +69,13 @@ class Kept:
             self._pool = piper.LocalPool(self.num_ranks, device=self.device, ranks_per_gpu=shared)
         return self._pool
 
-    def first_loss(self, regime: str) -> float:
-        """That of the plain loop in one process, which computes as the others do."""
+    def first_losses(self, regime: str, num: int) -> list[float]:
+        """Those of the plain loop in one process, which computes as the others do."""
         ranks = self.torch()
         ranks.ask("plain", "plain", False, regime, ranks=[0])
-        (loss,), _ = ranks.steps("plain", 1, ranks=[0])
+        losses, _ = ranks.steps("plain", num, ranks=[0])
         ranks.ask("drop", "plain", ranks=[0])
-        return loss
+        return losses
 
     def _close_pool(self) -> None:
         pool, self._pool = self._pool, None
@@ -115,31 +116,46 @@ def _recorded(side: PiperSide, path: str | None) -> dict[str, float]:
         save_timeline(timeline, path)
     last = Meetings(timeline, len(timeline.steps) - 1)
     rows = exposed(last)
+    ranks = [_Rank(last, number) for number in range(len(last.timeline.tracks))]
+    rate = max(rank.rate for rank in ranks)
     return {
-        "communication_ms": 1e3 * sum(row.seconds for row in rows),
-        "exposed_ms": 1e3 * sum(row.exposed for row in rows),
+        "communication_ms": 1e3 * max(length(rank.talking) for rank in ranks),
+        "bare_ms": 1e3 * max(rank.bare for rank in ranks),
         "exchange_hidden": _hidden([row for row in rows if row.kind == "all_to_all"]),
-        "limit_ms": 1e3 * _limit(last),
+        "bound_ms": 1e3 * max(rank.least(rate) for rank in ranks),
     }
 
 
-def _limit(last: Meetings) -> float:
-    """Of the busiest rank: what it computes, or what it moves at the best rate of a large exchange."""
-    computed, moved, rate = 0.0, 0, 0.0
-    for number, track in enumerate(last.timeline.tracks):
-        seconds, nbytes = 0.0, 0
+class _Rank:
+    """What a rank computes and moves in a step."""
+
+    def __init__(self, last: Meetings, number: int) -> None:
+        track = last.timeline.tracks[number]
+        self.nbytes, self.rate = 0, 0.0
+        computing, talking = [], []
         for span in last.spans[number]:
             label = track.labels[track.which[span]]
             if not label.communicates:
-                seconds += track.end[span] - track.start[span]
+                computing.append((track.start[span], track.end[span]))
                 continue
             place = Place(number, span)
-            took = last.ended(place) - last.began(place)
-            nbytes += label.nbytes
-            if label.nbytes >= LARGE_EXCHANGE and took > 0:
-                rate = max(rate, label.nbytes / took)
-        computed, moved = max(computed, seconds), max(moved, nbytes)
-    return max(computed, moved / rate if rate else 0.0)
+            begin, end = last.began(place), last.ended(place)
+            talking.append((begin, end))
+            self.nbytes += label.nbytes
+            if label.nbytes >= LARGE_EXCHANGE and end > begin:
+                self.rate = max(self.rate, label.nbytes / (end - begin))
+        self.computing, self.talking = union(computing), union(talking)
+        if self.talking:  # exchanges beside each other may be faster than any of them
+            self.rate = max(self.rate, self.nbytes / length(self.talking))
+
+    @property
+    def bare(self) -> float:
+        """Seconds in which it moves data and computes nothing."""
+        return length(union([*self.computing, *self.talking])) - length(self.computing)
+
+    def least(self, rate: float) -> float:
+        """What it computes, or what it moves at the best rate of any rank."""
+        return max(length(self.computing), self.nbytes / rate if rate else 0.0)
 
 
 def _hidden(rows: list[Any]) -> float:

@@ -2,16 +2,16 @@
 hand and, where they are installed, DeepSpeed and Megatron-core's layers, in turn in one run.
 
 A row is one way to train, by Piper and by the peers that offer it: the same model, batches, precision,
-optimizer and transport, first losses that equal those of one process. `--regimes masters,pure`:
+optimizer and transport, losses of three steps that equal those of one process. `--regimes masters,pure`:
 float32 masters and reductions on both sides, or bfloat16 alone on both. Sides take turns, step by step
 on a CPU; on a GPU, where they do not fit together, launch by launch. A run leaves out the rows that its
 file has, and starts none after `--seconds`: call it again to go on. Without a GPU, `--device cpu`
 runs a small float32 model over gloo. Of a side that fails, the table says how; its row goes on.
 
 `within` is Piper under the memory that the fastest peer took, where that makes another plan.
-`exposed` is communication beside which a rank computes nothing, of the rank that has most of it; the
-`limit` is the larger of what a rank computes and what it moves at the best rate seen, in Piper's own
-recording.
+`exposed` is the time in which a rank communicates and computes nothing, of the rank that has most of it;
+the `limit` is the larger of what a rank computes and what it moves at the best rate seen, in Piper's own
+recording, and behind it how many times as long a step is.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ PRECISION = {"masters": "bf16", "pure": "bf16-pure"}
 MIXED = replace(LARGE, layers=8, microbatches=16, experts=True)
 MIXED_SMALL = replace(SMALL, layers=8, microbatches=16, experts=True)
 BUCKET = "150MiB"
+COMPARED = 3  # steps whose losses must be those of one process
 FAILURES = (RuntimeError, PiperError)  # of torch's ranks, of Piper
 
 
@@ -201,14 +202,14 @@ def measure_links(path: str, kept: Kept) -> None:
         tell(f"links measured in {time.monotonic() - begin:.0f} s: {machine.lanes:.2f} lanes")
 
 
-def first_loss(row: Row, regime: str, options: Options, kept: Kept, losses: Any) -> float:
-    """That of one process; once per model and regime."""
+def first_losses(row: Row, regime: str, options: Options, kept: Kept, known: Any) -> list[float]:
+    """Those of one process; once per model and regime."""
     key = f"{options.sizes}@{regime}"
-    if key not in losses:
+    if not isinstance(known.get(key), list):
         tell(f"{row.name}, {regime}: one process")
         kept.use(row.ranks, options.sizes, weights(options))
-        losses[key] = kept.first_loss(regime)
-    return losses[key]
+        known[key] = kept.first_losses(regime, COMPARED)
+    return known[key]
 
 
 class Failed(Exception):
@@ -218,11 +219,14 @@ class Failed(Exception):
 class Turns:
     """The sides of a row under way, and what was found of each by its name."""
 
-    def __init__(self, row: Row, regime: str, options: Options, kept: Kept, loss: float) -> None:
-        self.row, self.regime, self.options, self.kept, self.loss = row, regime, options, kept, loss
+    def __init__(
+        self, row: Row, regime: str, options: Options, kept: Kept, losses: list[float]
+    ) -> None:
+        self.row, self.regime, self.options, self.kept = row, regime, options, kept
+        self.losses = losses
         self.jobs: dict[str, Job] = {}  # of Piper's sides
         self.sides: dict[str, dict[str, Any]] = {}
-        self.found = {"row": row.name, "regime": regime, "loss": loss, "sides": self.sides}
+        self.found = {"row": row.name, "regime": regime, "losses": losses, "sides": self.sides}
 
     def run(self) -> dict[str, Any]:
         """Piper and the row's peers in turn."""
@@ -289,7 +293,7 @@ class Turns:
             raise Failed from error
 
     def _made(self, name: str) -> Side:
-        """A side that is warm, and whose first loss is right."""
+        """A side that is warm, and whose first losses are right, before steps and after them."""
         made: Side
         if "@" in name:
             ranks = self.kept.torch(compiles=self.options.compile)
@@ -301,8 +305,10 @@ class Turns:
             made = PiperSide(job, pool, self.options)
         (first,), _ = made.steps(1)
         self.sides[name].setdefault("start_s", time.monotonic() - begin)
-        check(f"{self.row.name}, {name}", first, self.loss, self.options)
-        made.steps(self.options.warmup - 1)
+        losses = [first, *made.steps(COMPARED - 1)[0]]
+        for number, (loss, wanted) in enumerate(zip(losses, self.losses, strict=True)):
+            check(f"{self.row.name}, {name}", loss, wanted, self.options, step=number)
+        made.steps(max(0, self.options.warmup - COMPARED))
         return made
 
     def _job(self, name: str) -> Job:
@@ -371,14 +377,30 @@ def lines(found: dict[str, Any], tokens: int) -> Iterator[str]:
             continue
         middle = statistics.median(side["ms"])
         ratio = "" if mine is None else f"{mine / middle:.3f}"
-        bare, least = (
-            f"{side[key]:.0f} ms" if key in side else "" for key in ("exposed_ms", "limit_ms")
-        )
         yield (
             f"{head} {middle:.0f} "
             f"| {min(side['ms']):.0f} to {max(side['ms']):.0f} | {1e3 * tokens / middle:,.0f} "
-            f"| {side['peak'] / 2**30:.2f} GiB | {bare} | {least} | {ratio} |"
+            f"| {side['peak'] / 2**30:.2f} GiB | {_bare(side, name)} | {_bound(side)} | {ratio} |"
         )
+
+
+def _bare(side: dict[str, Any], name: str) -> str:
+    """Earlier files have Piper's exchanges added up, also where two went on at once."""
+    if "bare_ms" in side:
+        return f"{side['bare_ms']:.0f} ms"
+    if "exposed_ms" not in side:
+        return ""
+    return f"{'' if '@' in name else '≤ '}{side['exposed_ms']:.0f} ms"
+
+
+def _bound(side: dict[str, Any]) -> str:
+    """Also how much longer a step is. Earlier files have a limit that is none where exchanges beside
+    each other are faster than one."""
+    middle = statistics.median(side["ms"])
+    least = side.get("bound_ms", side.get("limit_ms"))
+    if least is None or least > middle:
+        return ""
+    return f"{least:.0f} ms ({middle / least:.2f})"
 
 
 def table(found: dict[str, Any], options: Options) -> str:
@@ -449,18 +471,24 @@ def main() -> None:
     found |= {"torch": torch.__version__, "device": name, "compile": options.compile}
     losses = found.setdefault("losses", {})
     pairs = [(regime, row) for regime in asked.regimes.split(",") for row in chosen(asked.rows)]
+    left = []
     with Kept(options.device) as kept:
         for regime, row in sorted(pairs, key=lambda pair: pair[1].ranks):
             key = f"{row.name}@{regime}"
-            if key in found["rows"] or time.monotonic() - BEGIN > asked.seconds:
+            if key in found["rows"]:
+                continue
+            if time.monotonic() - BEGIN > asked.seconds:
+                left.append(key)
                 continue
             mine = options_of(row, regime, options)
-            loss = first_loss(row, regime, mine, kept, losses)
+            wanted = first_losses(row, regime, mine, kept, losses)
             Path(asked.json).write_text(json.dumps(found, indent=1))
-            found["rows"][key] = Turns(row, regime, mine, kept, loss).run()
+            found["rows"][key] = Turns(row, regime, mine, kept, wanted).run()
             Path(asked.json).write_text(json.dumps(found, indent=1))
             print("\n".join(lines(found["rows"][key], 1)), flush=True)
     print(f"torch {found['torch']}, {found['device']}\n\n{table(found, options)}")
+    if left:
+        print(f"\n{len(left)} rows are left, call again: {', '.join(left)}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ def write(files: list[str], options: Options) -> None:
         found = json.loads(Path(name).read_text())
         parts.append(f"torch {found['torch']}, {found['device']}.\n\n{table(found, options)}")
         parts.append("\n".join(verdicts(found)))
+        parts.append("What `within` is:")
+        parts.append("\n".join(choices(found)))
     made = "Made by `python benchmarks/peers.py --page FILES` from files of `--json`."
     page = about.replace("{{tables}}", "\n\n".join(parts)).replace("{{largest}}", largest())
     (DOCS / "peers.md").write_text(f"{page.rstrip()}\n\n{made}\n")
@@ -59,10 +62,21 @@ def verdicts(found: dict[str, Any]) -> Iterator[str]:
         mine, other = (sides[side]["peak"] / 2**30 for side in (best, name))
         missed = ["time"] * (ratio > row.wanted) + ["memory"] * (mine > other)
         verdict = f"**missed** ({' and '.join(missed)})" if missed else "reached"
+        hidden = sides[best].get("exchange_hidden", 1.0)
+        more = f"; {hidden:.0%} of all_to_all hidden, wanted 90%" if "experts" in row.name else ""
         yield (
             f"- {named}: {best} {ratio:.2f} of {name.partition('@')[0]}, wanted {row.wanted:g}; "
-            f"{mine:.1f} beside {other:.1f} GiB: {verdict}"
+            f"{mine:.1f} beside {other:.1f} GiB: {verdict}{more}"
         )
+
+
+def choices(found: dict[str, Any]) -> Iterator[str]:
+    """What Piper chose to fit `within` the memory of a peer."""
+    for each in found["rows"].values():
+        summary = each.get("within", {}).get("summary", "")
+        said = re.search(r"^s\..*?\): (gradients .*?|.*again.*?): ", summary, re.M)
+        if said and each["sides"].get("within", {}).get("ms"):
+            yield f"- {each['row']}, {each['regime']}: {said[1]}"
 
 
 def _middle(side: dict[str, Any]) -> float:

@@ -40,6 +40,9 @@ SMALL = Sizes(
     width=32, layers=8, heads=4, hidden=64, vocabulary=64, length=8, microbatches=8, rows=1
 )  # fmt: skip
 TOLERANCE = {"bfloat16": 2e-3, "float32": 1e-5}  # of the first loss, relative
+LATER = (
+    10  # times as much of those after it: AdamW makes much of what rounding does to small gradients
+)
 SPLITS = ("zbv", "dualpipev")  # torch does not compile stages whose backward is cut in two
 
 
@@ -152,13 +155,13 @@ def measure(schedule: str, wanted: float, options: Any) -> dict[str, Any]:
     return found
 
 
-def check(name: str, loss: float, wanted: float, options: Any) -> None:
+def check(name: str, loss: float, wanted: float, options: Any, *, step: int = 0) -> None:
     """With experts a rounding to bfloat16 may send a row to another one, whatever masters have."""
     narrow = options.sizes.experts and options.device == "cuda"
-    bound = TOLERANCE["bfloat16" if narrow else options.sizes.dtype]
+    bound = TOLERANCE["bfloat16" if narrow else options.sizes.dtype] * (LATER if step else 1)
     if not abs(loss - wanted) <= bound * abs(wanted):
         raise RuntimeError(
-            f"{name}: the first loss is {loss}, one process has {wanted}; bound {bound:g}"
+            f"{name}: the loss of step {step} is {loss}, one process has {wanted}; bound {bound:g}"
         )
 
 
