@@ -58,7 +58,7 @@ def test_peers_have_equal_losses_and_a_run_goes_on(rows: str, tmp_path: Path) ->
     assert all(len(side["ms"]) == 1 for side in found["sides"].values())
     assert len(found["losses"]) == 3
     mine = found["sides"]["piper"]
-    assert 0 < mine["bare_ms"] < mine["communication_ms"]
+    assert 0 < mine["bare_ms"] <= mine["communication_ms"]
     before = report.read_text()
     again = run("peers.py", *arguments)  # nothing is left to do
     assert json.loads(report.read_text())["rows"] == json.loads(before)["rows"]
