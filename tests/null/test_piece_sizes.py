@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import piper
 from piper import where
 from piper.directives.schedule import Schedule
 from piper.ir.graph import Graph
@@ -63,3 +66,24 @@ def test_parameters_count_in_the_dtype_that_they_are_cast_to() -> None:
 
 def test_a_size_that_is_said_is_taken() -> None:
     assert set(piece_sizes(_graph(zero=2, bucket_size=300)).values()) == {300}
+
+
+def test_norms_go_with_the_matrices_behind_them() -> None:
+    """A matrix is beyond the size of a bucket anyway; a norm alone would be a message of little else
+    than latency."""
+
+    def model() -> nn.Module:
+        layers = ((nn.LayerNorm(128), nn.Linear(128, 128, bias=False)) for _ in range(4))
+        return nn.Sequential(*(module for layer in layers for module in layer))
+
+    def strategy(s: piper.Schedule) -> None:
+        mesh = s.mesh(dp=2)
+        s.place(where(), mesh.at())
+        s.replicate(where(), over="dp", zero=1, bucket_size="32KiB")
+
+    program = piper.trace(model, torch.zeros(4, 128), lambda model, x: model(x).square().mean())
+    plan = program.apply(strategy).lower(optimizer=piper.adamw(lr=1e-3)).plan
+    layers = [(f"{n}.weight", f"{n}.bias", f"{n + 1}.weight") for n in range(0, 8, 2)]
+    assert sorted(tuple(sorted(b.params)) for b in plan.buckets) == sorted(
+        tuple(sorted(layer)) for layer in layers
+    )

@@ -25,6 +25,7 @@ from piper.plan.types import Bucket
 WIDE_ENOUGH = Precision()
 ALIGNMENT = 16  # bytes; kernels load parameters in words of this size
 WHOLE_SIZE = 25 << 20  # bytes of a bucket whose parameters stay whole, unless the user says
+TINY = 16  # what is smaller than one part in so many of a bucket goes with the next large parameter
 
 
 @dataclass(frozen=True)
@@ -294,7 +295,8 @@ def _ordered(names: tuple[str, ...], wanted: set[str]) -> tuple[str, ...]:
 
 
 def _packed(held: Mapping[str, TensorType], names: list[str], keeping: Keeping) -> list[list[str]]:
-    """In pieces of about the bucket's size; what one chunk gathers at once is one piece."""
+    """In pieces of about the bucket's size; what one chunk gathers at once is one piece. What is tiny
+    goes with the next large parameter, as a norm with a matrix: alone it would be mostly latency."""
     if keeping.zero > 1:
         return [names]
     limit = keeping.bucket_size or WHOLE_SIZE
@@ -302,7 +304,8 @@ def _packed(held: Mapping[str, TensorType], names: list[str], keeping: Keeping) 
     filled = 0
     for name in names:
         size = held[name].nbytes
-        if pieces[-1] and filled + size > limit:
+        goes_with = filled * TINY < limit <= size
+        if pieces[-1] and filled + size > limit and not goes_with:
             pieces.append([])
             filled = 0
         pieces[-1].append(name)
