@@ -84,9 +84,9 @@ def tables(found: Found) -> Iterator[str]:
 
 
 def records(case: Case) -> bool:
-    """Whether it was the first of its process, and so recorded the model again: no other takes a minute
+    """Whether it was the first of its process, and so recorded the model again: no other takes so long
     for that and for cutting chunks."""
-    return bool(case["capture_s"] > 60)
+    return bool(case["capture_s"] > 30)
 
 
 def made(found: Found) -> str:

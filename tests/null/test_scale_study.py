@@ -49,6 +49,10 @@ def test_a_small_case_is_lowered_and_simulated(study: Any) -> None:
     check(found, study.PEAK)
     assert found["exchange_s"] > 0
     assert 0 < found["direct_seconds"] < found["seconds"], "a ring of 4 has 3 latencies, not one"
+    kept = measured("1F1B, rows kept", 16, schedule="1f1b", recompute="pieces")
+    saved = [each["bytes_by_category"]["saved"] for each in (found, kept)]
+    assert saved[0] < saved[1] / 2, "layers run again with the exchange of their rows"
+    assert found["exchange_s"] > 1.2 * kept["exchange_s"]
     refused = measured("DualPipeV", 32, schedule="dualpipev")
     assert "2 microbatches do not fill 2 ranks" in refused["refused"]
 
