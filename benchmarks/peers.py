@@ -100,7 +100,7 @@ def _pipeline(schedule: str) -> Row:
     options = {"pp": RANKS, "microbatches": 8, "schedule": schedule}
     return Row(
         f"PP4 {schedule}, compiled", options, (f"pp:{schedule}",),
-        stages=num_stages(schedule, RANKS), compile=True,
+        stages=num_stages(schedule, RANKS), compile=True, within=True,
     )  # fmt: skip
 
 

@@ -28,6 +28,12 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     ("dense", {"cp": 4}),
     ("mixture", {"cp": 2, "dp": 2, "ep": 2}),
     ("mixture", {"tp": 2, "sp": True, "etp": 1, "dp": 2, "ep": 4}),
+    ("dense", {"cp": 4, "cp_attention": "ring"}),
+    ("dense", {"cp": 2, "cp_attention": "ring", "tp": 2, "sp": True}),
+    ("rms", {"cp": 2, "cp_attention": "heads", "dp": 2, "zero": 3, "microbatches": 2}),
+    ("rms", {"tp": 2, "sp": True, "strips": 2, "dp": 2}),
+    ("tied", {"tp": 2, "sp": True, "pp": 2, "microbatches": 4, "recompute": "nothing"}),
+    ("experts", {"tp": 2, "dp": 2, "ep": 2, "microbatches": 2, "recompute": "nothing"}),
 ]
 
 

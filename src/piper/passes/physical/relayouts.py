@@ -86,7 +86,7 @@ class Relayouts:
     def read_again(self, node: Chunk, value: Value, source: str) -> str:
         """What a chunk that runs again reads where it asks for `value`, whose `source` was made again.
         Nothing is gathered before somebody asks for it by `again`."""
-        made = self.draft.values[source]
+        made, value = self.draft.values[source], between_chunks(value)
         change, axes = change_between(made_for(made, value), value.layout, self.logical.mesh)
         if not change:
             return source
