@@ -14,6 +14,7 @@ from piper import where
 from piper.api.job import Job
 from piper.api.run import Run
 from piper.check.parties import compressed
+from piper.errors import CheckError
 from piper.plan.memory_ledger import MemoryLedger
 from piper.plan.tasks import Comm
 from piper.plan.tasks import Run as Task
@@ -31,6 +32,8 @@ ROWS: list[tuple[Any, str, dict[str, Any], dict[str, Any]]] = [
     (zoo, "moe", {"dp": 2, "ep": 2, "microbatches": 4}, {"clip": 0.1}),
     (zoo, "untagged", {"dp": 4, "ep": 4, "microbatches": 2}, {}),
     (zoo, "untagged", {"pp": 2, "dp": 2, "ep": 2, "zero": 3, "microbatches": 4}, {}),
+    (zoo, "moe", {"dp": 2, "ep": 2, "zero": 3, "microbatches": 2},
+     {"clip": 0.1, "late_clip": True}),
     (zoo, "counted", {"dp": 2, "ep": 2, "zero": 1, "microbatches": 4},
      {"clip": 0.1, "late_clip": True}),
     (zoo, "skip", {"pp": 2, "dp": 2, "ep": 2, "microbatches": 4, "schedule": "1f1b"}, {}),
@@ -206,3 +209,11 @@ def test_a_layer_between_which_something_is_kept_is_cut_in_two() -> None:
     with job.launch("loopback", adversary=True, seed=2) as run:
         errors = compare(run, zoo.batches_of("untagged"), reference)
     assert errors.exact, errors
+
+
+def test_a_limit_that_refuses_says_what_layers_that_run_again_would_spare() -> None:
+    """What it computes again by itself leaves layers with experts whole."""
+    program = zoo.program_of("moe").apply(parallel(dp=2, ep=2, microbatches=2))
+    with pytest.raises(CheckError, match="limit") as refused:
+        program.lower(optimizer=ADAMW, memory_limit=1000)
+    assert "recompute(where()), which runs whole layers again" in str(refused.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import combinations
+from math import prod
 
 import pytest
 
@@ -42,7 +43,8 @@ def test_trains_like_one_device_under_the_adversary(cell: TensorCell) -> None:
 def test_every_pair_of_values_is_covered() -> None:
     wanted = {(a, x, b, y) for a, b in combinations(AXES, 2) for x in AXES[a] for y in AXES[b]}
     assert set().union(*(pairs(cell, AXES) for cell in CELLS)) == wanted
-    assert len(CELLS) == len(set(CELLS)) < 100
+    least = prod(sorted(map(len, AXES.values()))[-2:])  # of the two longest axes, each pair once
+    assert len(CELLS) == len(set(CELLS)) < 1.1 * least
 
 
 def test_the_slice_has_all_ways_schedules_and_levels() -> None:

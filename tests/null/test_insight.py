@@ -21,7 +21,7 @@ from piper.insight.diff_text import diff_text
 from piper.insight.gaps import gap_at, largest_gaps
 from piper.insight.reason_text import gap_text, what_if_text
 from piper.insight.step_text import step_text
-from piper.insight.suspects import _Held, _Ratios, suspects
+from piper.insight.suspects import _Held, _Ratios, shared_times, suspects
 from piper.insight.timeline_diff import timeline_diff
 from piper.insight.use_of_time import union, use_of_time
 from piper.insight.what_if import what_if, what_if_replayed
@@ -173,6 +173,11 @@ def test_what_is_off_everywhere_is_said_once(degrees: dict) -> None:
     assert said(1.6, 1.6) == [f"everything {alike}"]
     assert said(1.6, 1.0) == [f"{'all computation' if degrees else 'everything'} {alike}"]
     assert said(1.0, 1.0) == []
+
+
+def test_what_uses_a_link_at_once_shares_the_time() -> None:
+    assert shared_times([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == [1.5, 1.5, 1.0]
+    assert shared_times([(0.0, 3.0), (0.0, 3.0), (0.0, 3.0)]) == [1.0, 1.0, 1.0]
 
 
 def test_medians_without_a_group_are_those_of_the_others() -> None:

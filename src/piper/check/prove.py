@@ -91,7 +91,6 @@ def check_names(plan: Plan) -> None:
 def _refuse(found: list[Problem], plan: Plan) -> None:
     if not found:
         return
-    again = any(cadence.again for cadence in plan.cadences)  # all that it could spare was tried
     first, rest = found[0], found[1:]
     more = [f"also {p.proof}: {p.message}" for p in rest[:_MORE]]
     if len(rest) > _MORE:
@@ -99,11 +98,19 @@ def _refuse(found: list[Problem], plan: Plan) -> None:
     raise CheckError(
         f"{first.proof}: {first.message}",
         details=[*first.witness, *more],
-        legal=f"replicate(zero=...), {'' if again else 'recompute(...), '}"
-        "smaller microbatches, or a higher limit"
-        if first.proof == "limit"
-        else "",
+        legal=_more_memory(plan) if first.proof == "limit" else "",
     )
+
+
+def _more_memory(plan: Plan) -> str:
+    """What a user can still do about a limit. What was tried of computing again is a plan's own choice,
+    which leaves layers whole that communicate."""
+    said = {record.directive.kind for record in plan.history}
+    again = "recompute(...), "
+    if any(cadence.again for cadence in plan.cadences):
+        communicates = not said.isdisjoint({"shard", "shard_tensor"})
+        again = "recompute(where()), which runs whole layers again, " if communicates else ""
+    return f"replicate(zero=...), {again}smaller microbatches, or a higher limit"
 
 
 def _nameless(world: World) -> list[Problem]:

@@ -84,34 +84,69 @@ def body_of(label: Label) -> str:
 
 
 def _held(measured: Causes, predicted: Causes) -> Iterator[_Held]:
-    plan = measured.plan
-    links: dict[tuple[int, int], tuple[Of, str]] = {}
     for number, track in enumerate(measured.timeline.tracks):
         rank = track.ranks[0]
         other = predicted.track_number(rank)
-        spans = zip(measured.spans[number], predicted.spans[other], strict=True)
-        tasks = measured.classes[number].tasks
-        for (span, same), task in zip(spans, tasks, strict=True):
-            place, twin = Place(number, span), Place(other, same)
-            took, should = _took(measured, place), _took(predicted, twin)
-            if should <= 0.0:
-                continue
+        links = _links(measured, number, rank)
+        took, should = _times(measured, number, links), _times(predicted, other, links)
+        for at, span in enumerate(measured.spans[number]):
             label = track.labels[track.which[span]]
-            if isinstance(task, Comm):
-                if task.facts.receives:
-                    continue  # its sender stands for it
-                link = links.get((task.group, rank))
-                if link is None:
-                    ranks = plan.groups[task.group].ranks(plan.mesh, rank)
-                    link = links[task.group, rank] = ("link", "-".join(map(str, ranks)))
-                yield _Held(rank, took, should, (link,))
-            else:
-                yield _Held(rank, took, should, (("rank", str(rank)), ("body", body_of(label))))
+            if should[at] <= 0.0:
+                continue
+            if links[at]:
+                yield _Held(rank, took[at], should[at], (("link", links[at]),))
+            elif not label.communicates:
+                names: tuple[tuple[Of, str], ...] = (("rank", str(rank)), ("body", body_of(label)))
+                yield _Held(rank, took[at], should[at], names)
 
 
-def _took(causes: Causes, place: Place) -> float:
-    """Without waiting for peers."""
-    return causes.span(place).end - causes.began(place)
+def _links(measured: Causes, number: int, rank: int) -> list[str]:
+    """Of each span of a track the link that it uses, as its ranks; empty for what uses none, and for
+    what receives: its sender stands for it."""
+    plan = measured.plan
+    known: dict[int, str] = {}  # group -> its link
+    found = []
+    for task in measured.classes[number].tasks:
+        link = ""
+        if isinstance(task, Comm) and not task.facts.receives:
+            if task.group not in known:
+                ranks = plan.groups[task.group].ranks(plan.mesh, rank)
+                known[task.group] = "-".join(map(str, ranks))
+            link = known[task.group]
+        found.append(link)
+    return found
+
+
+def _times(causes: Causes, number: int, links: Sequence[str]) -> list[float]:
+    """How long each span of a track takes without waiting for peers. What uses one link at once has a
+    share of the time each: how many of them meet may differ from the prediction."""
+    places = [Place(number, span) for span in causes.spans[number]]
+    parts = [(causes.began(place), causes.span(place).end) for place in places]
+    times = [end - begin for begin, end in parts]
+    by_link: dict[str, list[int]] = defaultdict(list)
+    for at, link in enumerate(links):
+        if link and times[at] > 0.0:
+            by_link[link].append(at)
+    for users in by_link.values():
+        for at, share in zip(users, shared_times([parts[at] for at in users]), strict=True):
+            times[at] = share
+    return times
+
+
+def shared_times(parts: Sequence[tuple[float, float]]) -> list[float]:
+    """Of parts of time, each one's share: where several lie on each other, each has an equal one."""
+    moments = [(begin, 1, at) for at, (begin, _) in enumerate(parts)]
+    moments += [(end, 0, at) for at, (_, end) in enumerate(parts)]
+    shares, active, last = [0.0] * len(parts), set[int](), 0.0
+    for moment, begins, at in sorted(moments):
+        for each in active:
+            shares[each] += (moment - last) / len(active)
+        last = moment
+        if begins:
+            active.add(at)
+        else:
+            active.discard(at)
+    return shares
 
 
 def _standing_out(held: list[_Held]) -> Iterator[Suspect]:

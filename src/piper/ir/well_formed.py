@@ -5,7 +5,7 @@ from __future__ import annotations
 from piper.errors import PlanError
 from piper.ir.communication import communication
 from piper.ir.graph import Graph
-from piper.ir.layouts import PARTIAL, change_between
+from piper.ir.layouts import PARTIAL, REPLICATED, SHARED, Layouts, change_between
 from piper.ir.nodes import Accumulate, Chunk, Comm, Update
 from piper.ir.order.sorting import find_cycle
 from piper.ir.values import SUMMED, made_for
@@ -115,11 +115,22 @@ def _verify_layouts(graph: Graph) -> None:
                 _broken("a collective is not the change between its layouts", node.name)
         elif isinstance(node, Accumulate):
             wanted = _partial(graph, node.outputs[0])
+            total = values[node.outputs[0]].layout
             for name in node.inputs:
-                if values[name].layout != values[node.outputs[0]].layout and (
+                if not _alike(values[name].layout, total) and (
                     not node.offsets or _partial(graph, name) != wanted
                 ):
                     _broken("a term lies otherwise than its sum", node.name, name)
+
+
+def _alike(term: Layouts, total: Layouts) -> bool:
+    """Whether a term lies as its sum does. What is shared is the same on all ranks, as what is
+    replicated: the gradient of a partial sum may reach it by readers of both kinds."""
+    return _without_shared(term) == _without_shared(total)
+
+
+def _without_shared(layouts: Layouts) -> Layouts:
+    return tuple((axis, REPLICATED if way == SHARED else way) for axis, way in layouts)
 
 
 def _partial(graph: Graph, name: str) -> set[str]:

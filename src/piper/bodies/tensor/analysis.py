@@ -127,7 +127,7 @@ class Analysis(Readings):
             self._item(node)
             return
         args = tensor_args(node)
-        if all(arg in self.free for arg in args):
+        if all(arg in self.free for arg in args) and node.target not in AROUND_STRIPS:
             self._free(node)
             return
         have = self._have(node, args)

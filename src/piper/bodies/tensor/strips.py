@@ -159,7 +159,10 @@ class InStrips:
         return replaced(node, [*new, *products, whole])
 
     def _strips(self, mark: Layout, dims: int) -> Strips | None:
-        """Of tokens that lie so before or behind a product; None for what is cut in yet another way."""
+        """Of tokens that lie so before or behind a product; None for what is cut in yet another way, and
+        for a single one."""
+        if dims < 2:
+            return None
         if not isinstance(mark, Split):
             return Strips(self.num, dims - 2)
         plain = isinstance(mark.blocks, int) and mark == Split(dim_of(mark), mark.blocks)

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from piper.check.parties import Party, World
 from piper.check.problem import Problem, problem
 from piper.mesh import Group
-from piper.plan.tasks import NO_SLOT, Add, Meeting, Norm, Settle, Stepping, Update, reduces
+from piper.plan.tasks import (
+    NO_SLOT,
+    Add,
+    Meeting,
+    Norm,
+    Settle,
+    Stepping,
+    Update,
+    gathers,
+    reduces,
+)
 
 
 def norms(world: World) -> Iterator[Problem]:
@@ -90,7 +100,8 @@ def _norm(world: World, party: Party, index: int, task: Update | Settle) -> Iter
 
 
 def _settled(world: World, party: Party) -> Iterator[Problem]:
-    """A late update is settled, and nobody reads its parameters in between."""
+    """A late update is settled; and what an update has written is for the next step: in its own nobody
+    reads that, but who settles it, and who gathers it to where all of it lies."""
     local = world.local(party)
     settles: dict[int, list[int]] = {}
     for index, task in enumerate(party.tasks):
@@ -104,11 +115,24 @@ def _settled(world: World, party: Party) -> Iterator[Problem]:
             why = "is not settled once" if task.late else "is settled but not late"
             yield problem(world, "updates", f"{task.name} {why}", (party, index))
             continue
-        for slot in task.writes if task.late else ():
-            between = [r for r in local.readers.get(local.root[slot], []) if index < r < found[0]]
-            if between:
-                text = f"{party.tasks[between[0]].name} reads what {task.name} wrote, unsettled"
-                yield problem(world, "updates", text, (party, between[0]), (party, found[0]))
+        final = found[0] if found else index
+        for slot in task.writes:
+            for reader in local.readers.get(local.root[slot], []):
+                if index < reader < final:
+                    text = f"{party.tasks[reader].name} reads what {task.name} wrote, unsettled"
+                    yield problem(world, "updates", text, (party, reader), (party, final))
+                elif reader > final and not _spreads(party, reader, task):
+                    text = f"{party.tasks[reader].name} reads what {task.name} wrote in this step"
+                    yield problem(world, "updates", text, (party, reader), (party, index))
+                else:
+                    continue
+                break
+
+
+def _spreads(party: Party, index: int, update: Update) -> bool:
+    """Whether a task gathers the shards that an update has stepped into the parameters beside them."""
+    task = party.tasks[index]
+    return gathers(task) and task.source in update.stepped and party.slots[task.source].base >= 0
 
 
 def _clips(world: World) -> Iterator[Problem]:

@@ -236,7 +236,7 @@ def update_parameters(
                     outputs=stepped,
                     slice=at,
                     origin=bucketed.keeping[number].origin,
-                    params=(*(params if bucketed.keeping[number].zero < 3 else ()), gradient),
+                    params=(*params, gradient),
                     bucket=number,
                     count=divisor.count,
                     clip=clip.largest if clip and not clip.late else None,
