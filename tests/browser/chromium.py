@@ -69,10 +69,13 @@ class Chromium:
     def text(self, selector: str) -> str:
         return str(self.do("text", selector=selector))
 
-    @property
     def problems(self) -> list[str]:
-        """What the page has complained of, and what it has asked the network for."""
+        """What pages have complained of, and asked the network for, since this was asked last."""
         return list(self.do("problems"))
+
+    def leave(self) -> list[str]:
+        """Close the page; its problems."""
+        return list(self.do("leave"))
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

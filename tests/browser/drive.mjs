@@ -21,7 +21,7 @@ const context = await chromium.launchPersistentContext(folder, {
   offline: true, // a report needs no network
 });
 let page = null;
-let problems = [];
+const problems = [];
 
 const actions = {
   /** A file, or the page of a server on this machine, which may ask that server alone. */
@@ -29,7 +29,6 @@ const actions = {
     await page?.close();
     await context.setOffline(!url);
     page = await context.newPage();
-    problems = [];
     const own = url ? `${new URL(url).origin}/` : "file:";
     page.on("console", (message) => {
       if (["error", "warning"].includes(message.type())) problems.push(message.text());
@@ -85,7 +84,12 @@ const actions = {
     await page.screenshot({ path });
   },
   size: ({ width, height }) => page.setViewportSize({ width, height }),
-  problems: () => problems,
+  problems: () => problems.splice(0),
+  async leave() {
+    await page?.close();
+    page = null;
+    return problems.splice(0);
+  },
 };
 
 console.log(JSON.stringify({ ok: "ready" }));

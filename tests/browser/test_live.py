@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from .chromium import Chromium
-from .test_reports import place_of, state
+from .opened import place_of, state
 
 ROOT = Path(__file__).parents[2]
 STRATEGY = ["--pp", "2", "--dp", "2", "--ep", "2", "--zero", "2", "--schedule", "dualpipev"]
@@ -83,7 +83,10 @@ def _blue(chromium: Chromium, chart: str) -> int:
     """Pixels of a chart in the colour of its line."""
     code = """(() => {
       const canvas = document.querySelector("[data-chart='%s'] canvas");
-      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const { width, height } = canvas;
+      const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      const { data } = copy.getImageData(0, 0, width, height);
       let found = 0;
       for (let i = 0; i < data.length; i += 4)
         if (data[i] === 0x25 && data[i + 1] === 0x63 && data[i + 2] === 0xeb) found++;
@@ -159,7 +162,6 @@ def test_a_training_is_followed_to_its_end(
     x, y = place_of(chromium, 0, 0, 4)
     chromium.do("click", x=x, y=y)  # without a server
     assert chromium.evaluate("piper.store.state.selection.kind") in ("span", "gap")
-    assert chromium.problems == []
 
 
 def test_a_failure_and_a_lost_connection_are_said(
@@ -175,7 +177,6 @@ def test_a_failure_and_a_lost_connection_are_said(
     chromium.do("picture", path=f"{screenshots}/live-interrupted.png")
     chromium.do("press", key="2")
     assert re.fullmatch(r"step \d+", chromium.text(".of-step"))  # it was fetched at the end
-    assert chromium.problems == []
     killed = trains("--steps", "100000", "--watch-every", "0")
     chromium.visit(killed.url)
     chromium.wait("piper.training.step >= 2", seconds=60)
@@ -184,6 +185,7 @@ def test_a_failure_and_a_lost_connection_are_said(
     killed.end(signal.SIGKILL)
     chromium.wait("document.querySelector('.pill').innerText === 'no connection'", seconds=20)
     assert _steps(chromium)[:2] == [1, 2]  # and what was there stays
+    assert all("net::ERR_" in each for each in chromium.leave())  # as it tries to reach the server
 
 
 def test_a_page_with_another_token_shows_nothing(chromium: Chromium, trains: type[Trains]) -> None:
@@ -192,4 +194,6 @@ def test_a_page_with_another_token_shows_nothing(chromium: Chromium, trains: typ
     with pytest.raises(AssertionError, match="data-ready"):
         chromium.do("open", url=wrong, ms=500)
     assert chromium.text("body").strip() == "forbidden"
+    problems = chromium.problems()
+    assert problems and all("403" in each for each in problems)
     assert training.end(signal.SIGINT) == 130
