@@ -212,6 +212,7 @@ class Program:
                     )
             else:
                 for record in strategy:
+                    schedule.composed = record.composed
                     schedule.apply(record.directive, call=record.call)
             graph = schedule.finish()
         return Program(self._source, graph, schedule.history, stages.cut)

@@ -8,6 +8,7 @@ import msgspec
 
 from piper.errors import Call
 from piper.ir.directive import AnyDirective
+from piper.ir.form.python_code import call_code
 from piper.ir.graph import Graph
 from piper.mesh import Slice
 
@@ -42,17 +43,33 @@ def effect_of(before: Graph, after: Graph) -> Effect:
     return Effect(added, len(old) - (len(new) - added), changed)
 
 
+class Composed(msgspec.Struct, frozen=True):
+    """A call from which Piper wrote directives, with what was given: `parallel(pp=2, dp=4)`."""
+
+    name: str
+    arguments: dict[str, str | int | float | bool]
+
+    def __str__(self) -> str:
+        return call_code(self.name, [], self.arguments)
+
+
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One directive of a program: who asked for it, what it is, what it did to the graph, and how many
-    `nodes` the logical graph then had, 0 where nobody counted."""
+    """One directive of a program: who asked for it, what it is, what it did to the graph, how many
+    `nodes` the logical graph then had, 0 where nobody counted, and what it was `composed` from."""
 
     call: Call
     directive: AnyDirective
     effect: Effect = Effect()
     nodes: int = 0
+    composed: Composed | None = None
 
     def __str__(self) -> str:
         return self.directive.code()
+
+    @property
+    def asked_by(self) -> str:
+        """The user's line; without one, as from options of a command, the call that composed it."""
+        return str(self.call.source or self.composed or "")
 
 
 class History(tuple[Record, ...]):
