@@ -17,16 +17,13 @@ from piper.view.report_data import Shown
 from piper.view.show import machine_for, show_html
 
 from . import deep_moe
-from .chromium import HERE, Chromium, missing
+from .chromium import HERE, Chromium, require_browser
 from .opened import Opened
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    why = missing()
-    if why:
-        for item in items:
-            if HERE in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=f"no browser: {why}"))
+@pytest.fixture(scope="session", autouse=True)
+def _needs_a_browser() -> None:
+    require_browser()
 
 
 @pytest.fixture(scope="session")
