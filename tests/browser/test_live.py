@@ -104,7 +104,7 @@ def test_a_training_is_followed_to_its_end(
     early = _steps(chromium)
     drawn = _blue(chromium, "Loss")
     assert early == list(range(1, len(early) + 1)) and drawn > 100
-    assert "DualPipeV · pp 2 × ep 2 · ZeRO-2 · 4 microbatches" in chromium.text("header")
+    assert "DualPipeV · pp 2, dp 2, ep 2 · ZeRO-2 · 4 microbatches" in chromium.text("header")
     assert chromium.text(".pill") in ("running", "evaluating")
     # Points appear, also after the page was loaded again: the history is served.
     chromium.do("reload")

@@ -24,7 +24,7 @@ def test_a_run_of_four_ranks(chromium: Chromium, both: Path, screenshots: Path, 
     print(f"4 ranks, simulated and measured: {took:.0f} ms, {both.stat().st_size:,} bytes")
     assert took < SLOWEST
     head = chromium.text("header")
-    assert "DualPipeV · pp 2 × ep 2 · ZeRO-2 · 4 microbatches" in head
+    assert "DualPipeV · pp 2, dp 2, ep 2 · ZeRO-2 · 4 microbatches" in head
     for figure in ("simulated step", "measured step", "peak memory", "exposed comm.", "bubble"):
         assert figure in head
     assert chromium.evaluate("document.documentElement.dataset.theme") == theme

@@ -294,7 +294,7 @@ def test_job_show_and_notebooks(tmp_path: Path) -> None:
     job.show(tmp_path / "job.html", machine="h100")
     assert data_of((tmp_path / "job.html").read_text()).head["plan"]["num_ranks"] == 8
     card = job._repr_html_()
-    assert "pp 2 × dp 2 × ep 2" in card and "<svg" in card and len(card) < 300_000
+    assert "pp 2, dp 4, ep 2" in card and "<svg" in card and len(card) < 300_000
     timeline = simulated(job.plan)
     assert timeline._repr_html_().startswith("<svg")
     job.show(tmp_path / "both.html", timeline=timeline)

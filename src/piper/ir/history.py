@@ -10,7 +10,7 @@ from piper.errors import Call
 from piper.ir.directive import AnyDirective
 from piper.ir.form.python_code import call_code
 from piper.ir.graph import Graph
-from piper.mesh import Slice
+from piper.mesh import Mesh, Slice
 
 
 class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,6 +89,26 @@ class History(tuple[Record, ...]):
         return "".join(
             f"{code:<{wide[0]}}  {source:<{wide[1]}}  {effect}\n" for code, source, effect in rows
         )
+
+
+_DEGREES = ("pp", "dp", "cp", "tp", "ep")
+
+
+def degrees(history: Iterable[Record], mesh: Mesh) -> dict[str, int]:
+    """Over how many ranks the user asked for what: the degrees that were given, or the axes of the mesh,
+    where ranks that hold other experts are no data ranks."""
+    for record in history:
+        if record.composed and record.directive.kind == "mesh":
+            given = record.composed.arguments
+            return {n: size for n in _DEGREES if isinstance(size := given.get(n), int)}
+    return dict(mesh.axes)
+
+
+def ranks_text(history: Iterable[Record], mesh: Mesh) -> str:
+    """`4 ranks (pp=2 dp=2)`; `1 rank`, where nothing is asked for."""
+    ranks = "1 rank" if mesh.size == 1 else f"{mesh.size} ranks"
+    asked = " ".join(f"{name}={size}" for name, size in degrees(history, mesh).items())
+    return f"{ranks} ({asked})" if asked else ranks
 
 
 def history_as_code(history: Sequence[Record]) -> str:
