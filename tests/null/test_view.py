@@ -304,6 +304,34 @@ def test_job_show_and_notebooks(tmp_path: Path) -> None:
         job.show(tmp_path / "other.html", timeline=simulated(plan_of("pp")))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "display", "opens"), [(True, ":0", True), (True, "", False), (False, ":0", False)]
+)
+def test_job_show_without_a_path(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    prompt: bool,
+    display: str,
+    opens: bool,
+) -> None:
+    """It says where the file is; a browser opens it where somebody sits before it."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    if display:
+        monkeypatch.setenv("DISPLAY", display)
+    if prompt:
+        monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
+    job_of(plan_of("pp")).show()
+    (path,) = tmp_path.glob("piper-report-*/report.html")
+    assert capsys.readouterr().out == f"the report is {path}\n"
+    assert data_of(path.read_text()).head["plan"]["num_ranks"] == 2
+    assert opened == ([path.as_uri()] if opens else [])
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A plan, timelines of it and of another, and one without a plan."""
