@@ -66,6 +66,8 @@ const actions = {
     if (ms) await page.waitForTimeout(ms);
     await page.keyboard.up(key);
   },
+  hold: ({ key }) => page.keyboard.down(key),
+  release: ({ key }) => page.keyboard.up(key),
   text: ({ selector }) => page.innerText(selector),
   async reload() {
     await page.reload();

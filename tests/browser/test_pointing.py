@@ -44,8 +44,11 @@ def test_zoom_and_pan(report: Opened) -> None:
     chromium.do("press", key="d", ms=150)
     right = window(chromium)
     assert right[0] > closer[0] and right[1] - right[0] == pytest.approx(closer[1] - closer[0])
+    chromium.do("press", key="a", ms=100)
+    left = window(chromium)
+    assert left[0] < right[0] and left[1] - left[0] == pytest.approx(right[1] - right[0])
     chromium.do("drag", x=400, y=300, toX=700, toY=300)
-    assert window(chromium)[0] < right[0]
+    assert window(chromium)[0] < left[0]
     chromium.do("press", key="s", ms=150)
     back = window(chromium)
     assert back[1] - back[0] > right[1] - right[0]
