@@ -23,6 +23,9 @@ const context = await chromium.launchPersistentContext(folder, {
 let page = null;
 const problems = [];
 
+const drawn = () =>
+  page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+
 const actions = {
   /** A file, or the page of a server on this machine, which may ask that server alone. */
   async open({ file, url, theme, ms }) {
@@ -41,7 +44,7 @@ const actions = {
     const began = performance.now();
     await page.goto(url ?? `file://${file}`);
     await page.waitForSelector("html[data-ready=yes]", { timeout: ms ?? 30_000 });
-    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    await drawn();
     return performance.now() - began;
   },
   evaluate: ({ code }) => page.evaluate(code),
@@ -82,10 +85,13 @@ const actions = {
     }
   },
   async picture({ path }) {
-    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    await drawn();
     await page.screenshot({ path });
   },
-  size: ({ width, height }) => page.setViewportSize({ width, height }),
+  async size({ width, height }) {
+    await page.setViewportSize({ width, height });
+    await drawn();
+  },
   problems: () => problems.splice(0),
   async leave() {
     await page?.close();
