@@ -19,6 +19,7 @@ from .opened import place_of, state
 
 ROOT = Path(__file__).parents[2]
 STRATEGY = ["--pp", "2", "--dp", "2", "--ep", "2", "--zero", "2", "--schedule", "dualpipev"]
+CHARTS = {"Loss": "loss", "Tokens per second": "per_second", "Memory": "memory"}
 MORE = ["--microbatches", "4", "--clip", "1", "--json", "--watch"]
 
 
@@ -75,8 +76,17 @@ def trains() -> Iterator[type[Trains]]:
         each.end()
 
 
+def _curve(chromium: Chromium, name: str) -> tuple[list[int], list[float]]:
+    """Its steps and its values."""
+    code = (
+        f"(({{ steps, values }}) => [[...steps], [...values]])(piper.training.curves.get('{name}'))"
+    )
+    steps, values = chromium.evaluate(code)
+    return steps, values
+
+
 def _steps(chromium: Chromium) -> list[int]:
-    return list(chromium.evaluate("[...(piper.training.curves.get('loss')?.steps ?? [])]"))
+    return _curve(chromium, "loss")[0]
 
 
 def _blue(chromium: Chromium, chart: str) -> int:
@@ -102,8 +112,12 @@ def test_a_training_is_followed_to_its_end(
     chromium.visit(training.url)
     chromium.wait("piper.training.step >= 5", seconds=60)
     early = _steps(chromium)
-    drawn = _blue(chromium, "Loss")
-    assert early == list(range(1, len(early) + 1)) and drawn > 100
+    assert early == list(range(1, len(early) + 1))
+    for chart, curve in CHARTS.items():
+        steps, values = _curve(chromium, curve)
+        assert steps[: len(early)] == early and min(values) > 0, chart
+        assert _blue(chromium, chart) > 100, chart
+        assert chromium.text(f"[data-chart='{chart}'] b"), chart  # the latest number
     assert "DualPipeV · pp 2, dp 2, ep 2 · ZeRO-2 · 4 microbatches" in chromium.text("header")
     assert chromium.text(".pill") in ("running", "evaluating")
     # Points appear, also after the page was loaded again: the history is served.
