@@ -173,6 +173,8 @@ def test_a_training_is_followed_to_its_end(
     chromium.wait("document.querySelector(\"[data-chart='Loss'] b\").innerText !== ''")
     chromium.do("picture", path=f"{screenshots}/live-end-light.png")
     chromium.do("press", key="2")
+    chromium.do("press", key="Escape")
+    chromium.evaluate("piper.viewport.set(0, piper.report.end)")  # that span was not in the window
     x, y = place_of(chromium, 0, 0, 4)
     chromium.do("click", x=x, y=y)  # without a server
     assert chromium.evaluate("piper.store.state.selection.kind") in ("span", "gap")
