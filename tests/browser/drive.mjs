@@ -47,7 +47,8 @@ const actions = {
     await drawn();
     return performance.now() - began;
   },
-  evaluate: ({ code }) => page.evaluate(code),
+  /** In the page, or in the frame with this number. */
+  evaluate: ({ code, frame }) => page.frames()[frame ?? 0].evaluate(code),
   click: ({ x, y }) => page.mouse.click(x, y),
   choose: ({ selector }) => page.click(selector),
   move: ({ x, y }) => page.mouse.move(x, y),

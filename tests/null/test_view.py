@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import zlib
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from piper.plan.types import Plan, class_of
 from piper.sim.simulate import simulate
 from piper.view import traffic
 from piper.view.columns import Columns
+from piper.view.in_place import in_place
 from piper.view.report_data import Shown, report_block
 from piper.view.show import show_html
 from piper.view.span_columns import WHYS
@@ -295,6 +297,9 @@ def test_job_show_and_notebooks(tmp_path: Path) -> None:
     assert data_of((tmp_path / "job.html").read_text()).head["plan"]["num_ranks"] == 8
     card = job._repr_html_()
     assert "pp 2, dp 4, ep 2" in card and "<svg" in card and len(card) < 300_000
+    (page,) = re.findall(r'<iframe sandbox="allow-scripts" .*? srcdoc="([^"]*)">', card)
+    assert data_of(unescape(page)).head["plan"]["num_ranks"] == 8
+    assert in_place("x" * (3 << 20)) == ""
     timeline = simulated(job.plan)
     assert timeline._repr_html_().startswith("<svg")
     job.show(tmp_path / "both.html", timeline=timeline)

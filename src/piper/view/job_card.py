@@ -13,6 +13,8 @@ from piper.observe.pictures.svg import draw_svg
 from piper.plan.report.track_memory import fill_memories
 from piper.plan.types import Plan
 from piper.sim.simulate import simulate
+from piper.view.in_place import in_place
+from piper.view.show import show_html
 from piper.view.step_shares import step_shares
 from piper.view.strategy_line import strategy_line
 
@@ -40,4 +42,5 @@ def job_card(plan: Plan, machine: Machine) -> str:
     )
     begin, end = timeline.steps[-1]
     picture = draw_svg(timeline, begin=begin, end=end, width=_WIDTH)
-    return card(strategy_line(plan), f"<table><tr>{cells}</tr></table>", picture)
+    report = in_place(show_html(plan, machine=machine))
+    return card(strategy_line(plan), f"<table><tr>{cells}</tr></table>", picture, report)
