@@ -49,12 +49,6 @@ class Mesh(msgspec.Struct, frozen=True):
             total *= n
         return total
 
-    @property
-    def ranks_text(self) -> str:
-        """`4 ranks (pp=2 dp=2)`; `1 rank (dp=1)`; or `1 rank`, where there is no mesh."""
-        ranks = "1 rank" if self.size == 1 else f"{self.size} ranks"
-        return f"{ranks} ({self})" if self.axes else ranks
-
     def size_of(self, axes: tuple[str, ...]) -> int:
         total = 1
         for axis in axes:

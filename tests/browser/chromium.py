@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HERE = Path(__file__).parent
 PLAYWRIGHT = HERE.parents[1] / "web" / "node_modules" / "playwright-core"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -23,6 +25,13 @@ def missing() -> str:
     if not PLAYWRIGHT.exists():
         return "web/node_modules is missing: make browser"
     return ""
+
+
+def require_browser() -> None:
+    """CI must not pass without one; elsewhere its tests are skipped."""
+    if why := missing():
+        end = pytest.fail if os.environ.get("CI") else pytest.skip
+        end(f"no browser: {why}")
 
 
 class Chromium:
@@ -69,10 +78,13 @@ class Chromium:
     def text(self, selector: str) -> str:
         return str(self.do("text", selector=selector))
 
-    @property
     def problems(self) -> list[str]:
-        """What the page has complained of, and what it has asked the network for."""
+        """What pages have complained of, and asked the network for, since this was asked last."""
         return list(self.do("problems"))
+
+    def leave(self) -> list[str]:
+        """Close the page; its problems."""
+        return list(self.do("leave"))
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -11,20 +11,19 @@ from examples import moe_lm
 import piper
 from piper.observe.timeline import Timeline
 from piper.plan.types import Plan
+from piper.sim.simulate import simulate
 from piper.strategies import parallel
 from piper.view.report_data import Shown
 from piper.view.show import machine_for, show_html
 
 from . import deep_moe
-from .chromium import HERE, Chromium, missing
+from .chromium import HERE, Chromium, require_browser
+from .opened import Opened
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    why = missing()
-    if why:
-        for item in items:
-            if HERE in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=f"no browser: {why}"))
+@pytest.fixture(scope="session", autouse=True)
+def _needs_a_browser() -> None:
+    require_browser()
 
 
 @pytest.fixture(scope="session")
@@ -36,10 +35,17 @@ def screenshots() -> Path:
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     found = Chromium(tmp_path_factory.mktemp("profile"))
     yield found
     found.close()
+
+
+@pytest.fixture
+def chromium(browser: Chromium) -> Iterator[Chromium]:
+    """The browser for one test, which fails if its pages complain of what it has not asked for."""
+    yield browser
+    assert browser.leave() == []
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +85,26 @@ def large(large_plan: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("reports") / "large.html"
     path.write_text(show_html(large_plan, machine=machine_for(large_plan, "h100"), by_rank=True))
     return path
+
+
+@pytest.fixture
+def opened(chromium: Chromium, both: Path) -> Chromium:
+    chromium.open(both)
+    return chromium
+
+
+@pytest.fixture(scope="session")
+def large_step(large_plan: Plan) -> Timeline:
+    return simulate(large_plan, machine_for(large_plan, "h100"), steps=2, by_rank=True)
+
+
+@pytest.fixture(params=["run", "plan"])
+def report(chromium: Chromium, request: pytest.FixtureRequest) -> Opened:
+    """The measured step of 4 ranks, on hosts that compute; and the step of 64, simulated on devices that
+    hosts give tasks to."""
+    known = request.getfixturevalue
+    if request.param == "run":
+        chromium.open(known("both"))
+        return Opened(chromium, *known("recorded"), shown=1)
+    chromium.open(known("large"))
+    return Opened(chromium, known("large_plan"), known("large_step"), shown=0)

@@ -21,7 +21,10 @@ const context = await chromium.launchPersistentContext(folder, {
   offline: true, // a report needs no network
 });
 let page = null;
-let problems = [];
+const problems = [];
+
+const drawn = () =>
+  page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
 
 const actions = {
   /** A file, or the page of a server on this machine, which may ask that server alone. */
@@ -29,7 +32,6 @@ const actions = {
     await page?.close();
     await context.setOffline(!url);
     page = await context.newPage();
-    problems = [];
     const own = url ? `${new URL(url).origin}/` : "file:";
     page.on("console", (message) => {
       if (["error", "warning"].includes(message.type())) problems.push(message.text());
@@ -42,10 +44,11 @@ const actions = {
     const began = performance.now();
     await page.goto(url ?? `file://${file}`);
     await page.waitForSelector("html[data-ready=yes]", { timeout: ms ?? 30_000 });
-    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    await drawn();
     return performance.now() - began;
   },
-  evaluate: ({ code }) => page.evaluate(code),
+  /** In the page, or in the frame with this number. */
+  evaluate: ({ code, frame }) => page.frames()[frame ?? 0].evaluate(code),
   click: ({ x, y }) => page.mouse.click(x, y),
   choose: ({ selector }) => page.click(selector),
   move: ({ x, y }) => page.mouse.move(x, y),
@@ -67,6 +70,8 @@ const actions = {
     if (ms) await page.waitForTimeout(ms);
     await page.keyboard.up(key);
   },
+  hold: ({ key }) => page.keyboard.down(key),
+  release: ({ key }) => page.keyboard.up(key),
   text: ({ selector }) => page.innerText(selector),
   async reload() {
     await page.reload();
@@ -81,11 +86,19 @@ const actions = {
     }
   },
   async picture({ path }) {
-    await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+    await drawn();
     await page.screenshot({ path });
   },
-  size: ({ width, height }) => page.setViewportSize({ width, height }),
-  problems: () => problems,
+  async size({ width, height }) {
+    await page.setViewportSize({ width, height });
+    await drawn();
+  },
+  problems: () => problems.splice(0),
+  async leave() {
+    await page?.close();
+    page = null;
+    return problems.splice(0);
+  },
 };
 
 console.log(JSON.stringify({ ok: "ready" }));

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from .chromium import Chromium
-from .test_reports import place_of, state
+from .opened import place_of, state
 
 ROOT = Path(__file__).parents[2]
 STRATEGY = ["--pp", "2", "--dp", "2", "--ep", "2", "--zero", "2", "--schedule", "dualpipev"]
+CHARTS = {"Loss": "loss", "Tokens per second": "per_second", "Memory": "memory"}
 MORE = ["--microbatches", "4", "--clip", "1", "--json", "--watch"]
 
 
@@ -75,15 +76,27 @@ def trains() -> Iterator[type[Trains]]:
         each.end()
 
 
+def _curve(chromium: Chromium, name: str) -> tuple[list[int], list[float]]:
+    """Its steps and its values."""
+    code = (
+        f"(({{ steps, values }}) => [[...steps], [...values]])(piper.training.curves.get('{name}'))"
+    )
+    steps, values = chromium.evaluate(code)
+    return steps, values
+
+
 def _steps(chromium: Chromium) -> list[int]:
-    return list(chromium.evaluate("[...(piper.training.curves.get('loss')?.steps ?? [])]"))
+    return _curve(chromium, "loss")[0]
 
 
 def _blue(chromium: Chromium, chart: str) -> int:
     """Pixels of a chart in the colour of its line."""
     code = """(() => {
       const canvas = document.querySelector("[data-chart='%s'] canvas");
-      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const { width, height } = canvas;
+      const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      const { data } = copy.getImageData(0, 0, width, height);
       let found = 0;
       for (let i = 0; i < data.length; i += 4)
         if (data[i] === 0x25 && data[i + 1] === 0x63 && data[i + 2] === 0xeb) found++;
@@ -99,9 +112,13 @@ def test_a_training_is_followed_to_its_end(
     chromium.visit(training.url)
     chromium.wait("piper.training.step >= 5", seconds=60)
     early = _steps(chromium)
-    drawn = _blue(chromium, "Loss")
-    assert early == list(range(1, len(early) + 1)) and drawn > 100
-    assert "DualPipeV · pp 2 × ep 2 · ZeRO-2 · 4 microbatches" in chromium.text("header")
+    assert early == list(range(1, len(early) + 1))
+    for chart, curve in CHARTS.items():
+        steps, values = _curve(chromium, curve)
+        assert steps[: len(early)] == early and min(values) > 0, chart
+        assert _blue(chromium, chart) > 100, chart
+        assert chromium.text(f"[data-chart='{chart}'] b"), chart  # the latest number
+    assert "DualPipeV · pp 2, dp 2, ep 2 · ZeRO-2 · 4 microbatches" in chromium.text("header")
     assert chromium.text(".pill") in ("running", "evaluating")
     # Points appear, also after the page was loaded again: the history is served.
     chromium.do("reload")
@@ -156,10 +173,11 @@ def test_a_training_is_followed_to_its_end(
     chromium.wait("document.querySelector(\"[data-chart='Loss'] b\").innerText !== ''")
     chromium.do("picture", path=f"{screenshots}/live-end-light.png")
     chromium.do("press", key="2")
+    chromium.do("press", key="Escape")
+    chromium.evaluate("piper.viewport.set(0, piper.report.end)")  # that span was not in the window
     x, y = place_of(chromium, 0, 0, 4)
     chromium.do("click", x=x, y=y)  # without a server
     assert chromium.evaluate("piper.store.state.selection.kind") in ("span", "gap")
-    assert chromium.problems == []
 
 
 def test_a_failure_and_a_lost_connection_are_said(
@@ -175,7 +193,6 @@ def test_a_failure_and_a_lost_connection_are_said(
     chromium.do("picture", path=f"{screenshots}/live-interrupted.png")
     chromium.do("press", key="2")
     assert re.fullmatch(r"step \d+", chromium.text(".of-step"))  # it was fetched at the end
-    assert chromium.problems == []
     killed = trains("--steps", "100000", "--watch-every", "0")
     chromium.visit(killed.url)
     chromium.wait("piper.training.step >= 2", seconds=60)
@@ -184,6 +201,7 @@ def test_a_failure_and_a_lost_connection_are_said(
     killed.end(signal.SIGKILL)
     chromium.wait("document.querySelector('.pill').innerText === 'no connection'", seconds=20)
     assert _steps(chromium)[:2] == [1, 2]  # and what was there stays
+    assert all("net::ERR_" in each for each in chromium.leave())  # as it tries to reach the server
 
 
 def test_a_page_with_another_token_shows_nothing(chromium: Chromium, trains: type[Trains]) -> None:
@@ -192,4 +210,6 @@ def test_a_page_with_another_token_shows_nothing(chromium: Chromium, trains: typ
     with pytest.raises(AssertionError, match="data-ready"):
         chromium.do("open", url=wrong, ms=500)
     assert chromium.text("body").strip() == "forbidden"
+    problems = chromium.problems()
+    assert problems and all("403" in each for each in problems)
     assert training.end(signal.SIGINT) == 130

@@ -165,6 +165,6 @@ def test_runs_and_trainings_are_short_where_they_are_shown() -> None:
     with counted.job(2, 8).launch("loopback") as run:
         training = piper.train(run, counted.of_8, steps=3, log="none")
         plan = run.plan.content_hash()
-        assert repr(run) == f"<Run of plan {plan}: 2 ranks ({run.plan.mesh}) on cpu>"
+        assert repr(run) == f"<Run of plan {plan}: 2 ranks (dp=2) on cpu>"
     assert repr(run).endswith(", closed>")
     assert re.fullmatch(r"<Training: 3 steps in [\d.]+ s: loss .*>", repr(training))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from html import unescape
+from typing import Any
 
 import pytest
 
@@ -34,10 +37,19 @@ def shown() -> Iterator[dict[str, object]]:
         }
 
 
+CARDS = ("traced", "program", "graph", "physical", "plan", "run")
 NAMES = (
     "traced", "program", "graph", "physical", "job", "plan", "run", "recording", "measured",
     "simulated",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_notebook_shows_the_same(name: str, shown: dict[str, Any]) -> None:
+    found = shown[name]
+    card = re.fullmatch(r"<div><b>(.*?)</b>(?:<pre>(.*)</pre>)?</div>", found._repr_html_(), re.S)
+    assert card and "<" not in "".join(card.groups(""))
+    assert unescape("\n".join(filter(None, card.groups()))) == repr(found)
 
 
 @pytest.mark.parametrize("name", NAMES)

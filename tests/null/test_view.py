@@ -7,6 +7,7 @@ import json
 import re
 import struct
 import zlib
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from piper.plan.types import Plan, class_of
 from piper.sim.simulate import simulate
 from piper.view import traffic
 from piper.view.columns import Columns
+from piper.view.in_place import in_place
 from piper.view.report_data import Shown, report_block
 from piper.view.show import show_html
 from piper.view.span_columns import WHYS
@@ -294,7 +296,10 @@ def test_job_show_and_notebooks(tmp_path: Path) -> None:
     job.show(tmp_path / "job.html", machine="h100")
     assert data_of((tmp_path / "job.html").read_text()).head["plan"]["num_ranks"] == 8
     card = job._repr_html_()
-    assert "pp 2 × dp 2 × ep 2" in card and "<svg" in card and len(card) < 300_000
+    assert "pp 2, dp 4, ep 2" in card and "<svg" in card and len(card) < 300_000
+    (page,) = re.findall(r'<iframe sandbox="allow-scripts" .*? srcdoc="([^"]*)">', card)
+    assert data_of(unescape(page)).head["plan"]["num_ranks"] == 8
+    assert in_place("x" * (3 << 20)) == ""
     timeline = simulated(job.plan)
     assert timeline._repr_html_().startswith("<svg")
     job.show(tmp_path / "both.html", timeline=timeline)
@@ -302,6 +307,34 @@ def test_job_show_and_notebooks(tmp_path: Path) -> None:
     assert names == ["simulated on cpu", "the recorded step"]
     with pytest.raises(PlanError, match="ranks"):
         job.show(tmp_path / "other.html", timeline=simulated(plan_of("pp")))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "display", "opens"), [(True, ":0", True), (True, "", False), (False, ":0", False)]
+)
+def test_job_show_without_a_path(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    prompt: bool,
+    display: str,
+    opens: bool,
+) -> None:
+    """It says where the file is; a browser opens it where somebody sits before it."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    if display:
+        monkeypatch.setenv("DISPLAY", display)
+    if prompt:
+        monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
+    job_of(plan_of("pp")).show()
+    (path,) = tmp_path.glob("piper-report-*/report.html")
+    assert capsys.readouterr().out == f"the report is {path}\n"
+    assert data_of(path.read_text()).head["plan"]["num_ranks"] == 2
+    assert opened == ([path.as_uri()] if opens else [])
 
 
 @pytest.fixture

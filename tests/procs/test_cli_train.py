@@ -82,7 +82,7 @@ def test_a_file_without_data_trains_on_its_batches(capsys: pytest.CaptureFixture
     printed = capsys.readouterr()
     assert ", precision bf16-wire, plan " in printed.out
     assert "has no data(share): each step makes a batch()" in printed.err
-    assert "2 ranks (pp=1 dp=2 ep=1)" in printed.out and "lr 1.00e-02" in printed.out
+    assert "2 ranks (dp=2)" in printed.out and "lr 1.00e-02" in printed.out
     assert "step 2/2  loss" in printed.out
 
 

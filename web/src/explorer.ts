@@ -89,6 +89,12 @@ export class Explorer {
     if (this.graph && other.graph) this.graph.follow(other.graph);
   }
 
+  /** A key that is held, or all of them. */
+  release(key?: string): void {
+    this.inputs.timeline.release(key);
+    this.inputs.memory.release(key);
+  }
+
   private hover(hit: Hit | null, x: number, y: number): void {
     const { store } = this;
     this.tooltip.show(hit, x, y);

@@ -11,10 +11,8 @@ export class Keys {
       if (this.page.help.element.open && event.key !== "?") return;
       if (this.down(event)) event.preventDefault();
     });
-    addEventListener("keyup", (event) => {
-      this.page.explorer?.inputs.timeline.key(event, false);
-      this.page.explorer?.inputs.memory.key(event, false);
-    });
+    addEventListener("keyup", (event) => this.page.explorer?.release(event.key));
+    addEventListener("blur", () => this.page.explorer?.release()); // another window hears them come up
   }
 
   private down(event: KeyboardEvent): boolean {
@@ -36,7 +34,7 @@ export class Keys {
   private inPicture(event: KeyboardEvent, tab: "timeline" | "memory", explorer: Explorer): boolean {
     const { store } = this.page;
     const { state } = store;
-    if (explorer.inputs[tab].key(event, true)) return true;
+    if (explorer.inputs[tab].press(event.key)) return true;
     switch (event.key.toLowerCase()) {
       case "f":
         focus(explorer.pictures[tab], store);

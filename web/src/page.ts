@@ -59,6 +59,7 @@ export class Page {
   /** In place of the report that was shown, if any. */
   show(report: Report | null, more: (() => HTMLElement)[] = []): void {
     const { store, themes, explorer: before } = this;
+    before?.release();
     const typing = before?.search.focused;
     const scrolled = before?.panel.element.scrollTop ?? 0;
     store.listeners.forget(this.lasting.store);

@@ -36,7 +36,14 @@ from piper.stored.resumable import check_resumable, options_of
 from piper.stored.stored_pieces import StoredState
 from piper.view.job_card import job_card
 from piper.view.report_data import Shown
-from piper.view.show import is_page, machine_for, show_html, write_page
+from piper.view.show import (
+    is_page,
+    is_seen,
+    machine_for,
+    show_html,
+    temporary_page,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -267,7 +274,7 @@ class Job:
 
     def show(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         *,
         timeline: Timeline | None = None,
         machine: str | Machine | None = None,
@@ -277,8 +284,12 @@ class Job:
         """Write a report that a browser opens: timeline, memory, communication, graph and directives.
 
         The step is simulated on `machine`, `"cpu"` or `"h100"` by default, after the plan's device. A
-        `timeline` of this job that was recorded stands below it.
+        `timeline` of this job that was recorded stands below it. Without a path the file is in a
+        temporary folder, which is said, and opened where somebody sits before a display.
         """
+        if path is None:
+            path, open = temporary_page(), open or is_seen()
+            print(f"the report is {path}")
         if not is_page(path):
             raise FileError(f"{os.fspath(path)} is no page", legal="a file called .html")
         check_writable(path)

@@ -51,6 +51,7 @@ from piper.frontend.cut.stage_choice import StageCut
 from piper.frontend.refuse.refusals import call_of
 from piper.frontend.refuse.trace_arguments import check_arguments
 from piper.ir.form.byte_sizes import parse_size
+from piper.ir.form.card import text_card
 from piper.ir.form.graph_diff import graph_diff
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.form.screen import on_a_screen
@@ -212,6 +213,7 @@ class Program:
                     )
             else:
                 for record in strategy:
+                    schedule.composed = record.composed
                     schedule.apply(record.directive, call=record.call)
             graph = schedule.finish()
         return Program(self._source, graph, schedule.history, stages.cut)
@@ -233,6 +235,10 @@ class Program:
         head = f"Program of {num} directive{'' if num == 1 else 's'}: {self.graph.headline()}"
         lines = [head, *(f"  {record}" for record in self.history)]
         return on_a_screen(lines, more="program.history_as_code(), program.as_text()")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the same as a card."""
+        return text_card(repr(self))
 
     def to_json(self) -> bytes:
         """The graph and the history, as `save` writes them."""

@@ -18,6 +18,8 @@ from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
 from piper.api.weights_out import save_weights
 from piper.errors import OutOfMemory, PiperError, RunError, naming_line
+from piper.ir.form.card import text_card
+from piper.ir.history import ranks_text
 from piper.ir.precisions import Precision
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.holdings import What
@@ -454,12 +456,16 @@ class Run:
         self.workers.close()
 
     def __repr__(self) -> str:
-        ranks = f"{self.plan.mesh.ranks_text} on {self.plan.device}"
+        ranks = f"{ranks_text(self.plan.history, self.plan.mesh)} on {self.plan.device}"
         if self.plan.precision != Precision():
             ranks += f", precision {self.plan.precision}"
         return (
             f"<Run of plan {self.plan.content_hash()}: {ranks}{', closed' if self.closed else ''}>"
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the same as a card."""
+        return text_card(repr(self))
 
     def __enter__(self) -> Run:
         return self

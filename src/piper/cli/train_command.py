@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from piper.errors import FileError, OptionError, PiperError, RankLost
 
 if TYPE_CHECKING:
     from piper.api.job import Job
+    from piper.ir.history import Record as Directed
     from piper.mesh import Mesh
     from piper.training.elastic import Elastic
     from piper.training.records import Record
@@ -242,7 +244,7 @@ def _saved_job(arguments: argparse.Namespace) -> Job:
     refuse_with_plan(arguments)
     with stage(arguments, f"reading {arguments.file}", f"read and proved {arguments.file}"):
         job = piper.load_job(arguments.file)
-    _check_ranks(arguments, job.plan.mesh)
+    _check_ranks(arguments, job.plan.history, job.plan.mesh)
     return job
 
 
@@ -346,7 +348,7 @@ def _program(module: ModuleType, arguments: argparse.Namespace) -> Any:
     wanted = _wanted_ranks(arguments)
     default = parallel(dp=wanted) if wanted and wanted > 1 else None
     program = trace_file(module, arguments, default=default)
-    _check_ranks(arguments, program.graph.mesh)
+    _check_ranks(arguments, program.history, program.graph.mesh)
     return program
 
 
@@ -361,16 +363,19 @@ def _wanted_ranks(arguments: argparse.Namespace) -> int | None:
     return wanted
 
 
-def _check_ranks(arguments: argparse.Namespace, mesh: Mesh) -> None:
+def _check_ranks(arguments: argparse.Namespace, history: Sequence[Directed], mesh: Mesh) -> None:
+    from piper.ir.history import ranks_text
+
     wanted = _wanted_ranks(arguments)
     if wanted is None or wanted == mesh.size:
         return
+    has = f"the strategy has {ranks_text(history, mesh)}"
     if arguments.nproc is None:
         raise OptionError(
-            f"torchrun started {wanted} ranks, but the strategy has {mesh.size} ({mesh})",
+            f"torchrun started {wanted} ranks, but {has}",
             legal=f"--nproc-per-node {mesh.size}, over all nodes, or other degrees",
         )
     raise OptionError(
-        f"--nproc {wanted}, but the strategy has {mesh.ranks_text}",
+        f"--nproc {wanted}, but {has}",
         legal=f"--nproc {mesh.size}, or other degrees",
     )

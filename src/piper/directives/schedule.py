@@ -21,7 +21,7 @@ from piper.directives.split import Split
 from piper.errors import ArgumentError, Call, StrategyError, did_you_mean, user_source
 from piper.ir.directive import AnyDirective, Directive, Site, Stages, kind_of
 from piper.ir.graph import Graph
-from piper.ir.history import Record, effect_of
+from piper.ir.history import Composed, Record, effect_of
 from piper.ir.precisions import Precision
 from piper.schedules.action_costs import Costs
 
@@ -86,6 +86,7 @@ class Schedule:
         self.graph = graph
         self.history = list(history)
         self._stages = stages  # the program cut into stages
+        self.composed: Composed | None = None  # the call that issues directives now
 
     @property
     def tags(self) -> dict[str, list[int]]:
@@ -141,7 +142,7 @@ class Schedule:
                 legal=shown_signature(directive.kind, signature(type(directive))),
             )
         effect = effect_of(self.graph, graph)
-        self.history.append(Record(call, directive, effect, len(graph.nodes)))
+        self.history.append(Record(call, directive, effect, len(graph.nodes), self.composed))
         self.graph = graph
         return directive.result()
 

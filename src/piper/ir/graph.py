@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from piper.ir.communication import communication
+from piper.ir.form.card import text_card
 from piper.ir.form.screen import listed, on_a_screen
 from piper.ir.nodes import Chunk, Comm, Node, Update
 from piper.ir.select import Selector
@@ -184,6 +185,10 @@ class Graph(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         counts = ", ".join(f"{num} {kind}" for kind, num in kinds.items())
         lines = [f"Graph: {self.headline()}", f"  {counts}", *listed(list(self.nodes))]
         return on_a_screen(lines, more="piper.ir.form.graph_text.graph_to_text(graph)")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the same as a card."""
+        return text_card(repr(self))
 
     def replacing(self, changed: dict[str, Node], values: dict[str, Value] | None = None) -> Graph:
         """The same graph with some nodes (and Values) changed but not retagged; costs what changed."""

@@ -8,8 +8,9 @@ import msgspec
 
 from piper.errors import Call
 from piper.ir.directive import AnyDirective
+from piper.ir.form.python_code import call_code
 from piper.ir.graph import Graph
-from piper.mesh import Slice
+from piper.mesh import Mesh, Slice
 
 
 class Effect(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -42,17 +43,33 @@ def effect_of(before: Graph, after: Graph) -> Effect:
     return Effect(added, len(old) - (len(new) - added), changed)
 
 
+class Composed(msgspec.Struct, frozen=True):
+    """A call from which Piper wrote directives, with what was given: `parallel(pp=2, dp=4)`."""
+
+    name: str
+    arguments: dict[str, str | int | float | bool]
+
+    def __str__(self) -> str:
+        return call_code(self.name, [], self.arguments)
+
+
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One directive of a program: who asked for it, what it is, what it did to the graph, and how many
-    `nodes` the logical graph then had, 0 where nobody counted."""
+    """One directive of a program: who asked for it, what it is, what it did to the graph, how many
+    `nodes` the logical graph then had, 0 where nobody counted, and what it was `composed` from."""
 
     call: Call
     directive: AnyDirective
     effect: Effect = Effect()
     nodes: int = 0
+    composed: Composed | None = None
 
     def __str__(self) -> str:
         return self.directive.code()
+
+    @property
+    def asked_by(self) -> str:
+        """The user's line; without one, as from options of a command, the call that composed it."""
+        return str(self.call.source or self.composed or "")
 
 
 class History(tuple[Record, ...]):
@@ -72,6 +89,26 @@ class History(tuple[Record, ...]):
         return "".join(
             f"{code:<{wide[0]}}  {source:<{wide[1]}}  {effect}\n" for code, source, effect in rows
         )
+
+
+_DEGREES = ("pp", "dp", "cp", "tp", "ep")
+
+
+def degrees(history: Iterable[Record], mesh: Mesh) -> dict[str, int]:
+    """Over how many ranks the user asked for what: the degrees that were given, or the axes of the mesh,
+    where ranks that hold other experts are no data ranks."""
+    for record in history:
+        if record.composed and record.directive.kind == "mesh":
+            given = record.composed.arguments
+            return {n: size for n in _DEGREES if isinstance(size := given.get(n), int)}
+    return dict(mesh.axes)
+
+
+def ranks_text(history: Iterable[Record], mesh: Mesh) -> str:
+    """`4 ranks (pp=2 dp=2)`; `1 rank`, where nothing is asked for."""
+    ranks = "1 rank" if mesh.size == 1 else f"{mesh.size} ranks"
+    asked = " ".join(f"{name}={size}" for name, size in degrees(history, mesh).items())
+    return f"{ranks} ({asked})" if asked else ranks
 
 
 def history_as_code(history: Sequence[Record]) -> str:

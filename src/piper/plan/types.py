@@ -10,6 +10,7 @@ from typing_extensions import TypeVar
 
 from piper.directives.registry import read_directive
 from piper.errors import PlanError
+from piper.ir.form.card import text_card
 from piper.ir.form.screen import on_a_screen
 from piper.ir.form.serial import decode_versioned
 from piper.ir.graph import Stream
@@ -170,6 +171,10 @@ class Plan(msgspec.Struct, Generic[TaskT], frozen=True):
 
         lines = ["Plan", *summarize(self).splitlines()]
         return on_a_screen(lines, more="piper.plan.report.plan_text.plan_to_text(plan)")
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the same as a card."""
+        return text_card(repr(self))
 
     def to_json(self) -> bytes:
         return msgspec.json.encode(self)

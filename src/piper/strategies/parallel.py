@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from piper.directives.shard import MAX_LOAD
 from piper.directives.shard_tensor import LEAF
 from piper.errors import MeshError, ScheduleError, naming_arguments, naming_line
 from piper.ir.attention_forms import Attention
+from piper.ir.history import Composed
 from piper.ir.precisions import Precision
 from piper.ir.select import Selector, where
 from piper.mesh import Mesh
@@ -72,6 +74,7 @@ def parallel(
     microbatches as a file or table has, else 1. A schedule that goes by costs ("auto") takes them from
     a `machine`, where one is given, computing in a `precision`: both as in `lower`.
     """
+    call = _call(locals())
     counts = {"pp": pp, "dp": dp, "ep": ep, "tp": tp, "cp": cp, "microbatches": microbatches or 1}
     for name, count in counts.items():
         if not isinstance(count, int):
@@ -98,6 +101,13 @@ def parallel(
         make_table(schedule, num_ranks=1, num_microbatches=microbatches)
 
     def strategy(s: Schedule) -> None:
+        before, s.composed = s.composed, call
+        try:
+            compose(s)
+        finally:
+            s.composed = before
+
+    def compose(s: Schedule) -> None:
         if costs is not None and (pp == 1 or s.tags.get(stage_tag)):
             raise ScheduleError(
                 f"costs={costs!r}, but no stages are cut",
@@ -162,6 +172,21 @@ def parallel(
             s.order(table, tag=stage_tag, stages=None if plain else stages)
 
     return strategy
+
+
+def _call(given: Mapping[str, Any]) -> Composed:
+    """What was given beside the defaults; of objects their names."""
+    parameters = signature(parallel).parameters
+    said = {name: value for name, value in given.items() if value != parameters[name].default}
+    return Composed(
+        "parallel",
+        {
+            name: value
+            if isinstance(value, str | int | float)
+            else str(getattr(value, "name", None) or getattr(value, "__name__", None) or value)
+            for name, value in said.items()
+        },
+    )
 
 
 def _experts_stay_whole(etp: int | None, tp: int, sp: bool) -> bool:

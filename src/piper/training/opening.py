@@ -11,6 +11,7 @@ from piper.api.job import Job
 from piper.api.program import Program
 from piper.api.run import Run
 from piper.errors import RunError, did_you_mean
+from piper.ir.history import ranks_text
 from piper.plan.types import Plan
 from piper.runtime.launch.launchers import LAUNCHERS
 from piper.runtime.launch.pool import Pool
@@ -99,6 +100,6 @@ def opened(
     with (
         job.resume(saved, launcher, **options) if saved else job.launch(launcher, **options) as run
     ):
-        where = job.plan.mesh.ranks_text
+        where = ranks_text(job.plan.history, job.plan.mesh)
         lines.note(f"{where}, precision {job.plan.precision}, plan {job.plan.content_hash()}")
         yield run, lines

@@ -12,8 +12,9 @@ from piper.view.task_graph import without_microbatch
 
 
 class DirectiveRow(msgspec.Struct, frozen=True):
-    """`before` and `after` are how many nodes the logical graph had, where that is known; `tasks` counts
-    what it made on one rank of each class, by kind."""
+    """`source` is the user's line, or the call that composed it; `before` and `after` are how many nodes
+    the logical graph had, where that is known; `tasks` counts what it made on one rank of each class, by
+    kind."""
 
     code: str
     name: str
@@ -49,7 +50,7 @@ def directive_rows(plan: Plan) -> list[DirectiveRow]:
             DirectiveRow(
                 str(record),
                 record.directive.kind,
-                str(record.call.source or ""),
+                record.asked_by,
                 str(effect),
                 effect.added,
                 effect.removed,

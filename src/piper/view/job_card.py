@@ -8,10 +8,13 @@ from piper.cost.machine import Machine
 from piper.insight.memory_peak import largest_total
 from piper.insight.step_text import show_seconds
 from piper.ir.form.byte_sizes import show_size
+from piper.ir.form.card import card
 from piper.observe.pictures.svg import draw_svg
 from piper.plan.report.track_memory import fill_memories
 from piper.plan.types import Plan
 from piper.sim.simulate import simulate
+from piper.view.in_place import in_place
+from piper.view.show import show_html
 from piper.view.step_shares import step_shares
 from piper.view.strategy_line import strategy_line
 
@@ -39,6 +42,5 @@ def job_card(plan: Plan, machine: Machine) -> str:
     )
     begin, end = timeline.steps[-1]
     picture = draw_svg(timeline, begin=begin, end=end, width=_WIDTH)
-    return (
-        f"<div><b>{escape(strategy_line(plan))}</b><table><tr>{cells}</tr></table>{picture}</div>"
-    )
+    report = in_place(show_html(plan, machine=machine))
+    return card(strategy_line(plan), f"<table><tr>{cells}</tr></table>", picture, report)

@@ -4,6 +4,8 @@ step of the plan is simulated."""
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +60,18 @@ def _simulated(
 def is_page(path: str | os.PathLike[str]) -> bool:
     """Whether a file's name says that a browser opens it."""
     return os.fspath(path).endswith((".html", ".htm"))
+
+
+def temporary_page() -> Path:
+    """Where a page may lie that nobody has named: a folder of its own, which is left there."""
+    return Path(tempfile.mkdtemp(prefix="piper-report-")) / "report.html"
+
+
+def is_seen() -> bool:
+    """Whether somebody waits at a prompt or a terminal, beside a display."""
+    prompt = hasattr(sys, "ps1") or (sys.stdin.isatty() and sys.stdout.isatty())
+    display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    return prompt and (display or sys.platform in ("darwin", "win32"))
 
 
 def write_page(html: str, path: str | os.PathLike[str], *, opened: bool = False) -> None:

@@ -1,12 +1,14 @@
-"""Strategy line: a plan in; its strategy in one line, such as `DualPipeV, PP 2 x EP 2, ZeRO-2`, out."""
+"""Strategy line: a plan in; its strategy in a line, such as `DualPipeV · pp 2 × dp 2 · ZeRO-2`, out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from piper.directives.order import Order
 from piper.directives.recompute import Recompute
 from piper.directives.replicate import Replicate
+from piper.ir.history import degrees
 from piper.plan.types import Plan
 from piper.schedules.table import Table
 
@@ -28,8 +30,9 @@ def _parts(plan: Plan) -> Iterator[str]:
         d.groups.name for d in directives if isinstance(d, Order) and isinstance(d.groups, Table)
     ]
     yield from (_NAMES.get(name, name) for name in dict.fromkeys(tables) if name)
-    axes = [f"{axis} {size}" for axis, size in plan.mesh.axes if size > 1]
-    yield " × ".join(axes) or "one device"
+    asked = degrees(plan.history, plan.mesh)
+    between = " × " if math.prod(asked.values()) == plan.mesh.size else ", "
+    yield between.join(f"{name} {size}" for name, size in asked.items() if size > 1) or "one device"
     levels = sorted({d.zero for d in directives if isinstance(d, Replicate) and d.zero})
     yield from (f"ZeRO-{level}" for level in levels)
     if plan.num_microbatches > 1:

@@ -135,17 +135,22 @@ export class Input {
     if (hit && hit.span !== null) focus(this.picture, this.store);
   }
 
-  /** Keys while the picture is shown; true if the key was meant for it. */
-  key(event: KeyboardEvent, down: boolean): boolean {
-    const key = event.key.toLowerCase();
-    if (!["w", "s", "a", "d"].includes(key) || event.ctrlKey || event.metaKey) return false;
-    if (down) this.pressed.add(key);
-    else this.pressed.delete(key);
-    if (down && !this.running) {
+  /** True if the key moves the picture, which it does until it is released. */
+  press(name: string): boolean {
+    const key = name.toLowerCase();
+    if (!["w", "s", "a", "d"].includes(key)) return false;
+    this.pressed.add(key);
+    if (!this.running) {
       this.running = true;
       this.glide(performance.now());
     }
     return true;
+  }
+
+  /** A key, or all of them. */
+  release(name?: string): void {
+    if (name === undefined) this.pressed.clear();
+    else this.pressed.delete(name.toLowerCase());
   }
 
   private glide(before: number): void {

@@ -63,7 +63,7 @@ class _Explained:
         if not 0 <= self.task.origin < len(self.plan.history):
             return "the traced program; no directive made it"
         record = self.plan.history[self.task.origin]
-        source = f"{record.call.source}; " if record.call.source else ""
+        source = f"{record.asked_by}; " if record.asked_by else ""
         return f"{record}  ({source}it {record.effect})"
 
     def _group(self, task: Meeting) -> Iterator[str]:
