@@ -10,7 +10,7 @@ from piper.schedules import SCHEDULES, Costs, Replay, Table, describe, replay, s
 from piper.schedules.table_timeline import table_timeline
 
 RANKS, MICROBATCHES = 4, 8
-SCALE = 44  # pixels for a forward of all layers of a rank
+SCALE = 48  # pixels for a forward of all layers of a rank
 MESSAGE, EXCHANGE = 0.25, 0.5  # how long they take in the last columns, where that forward takes 1
 FOLDER = "pictures/gallery"
 TEMPLATE = Path(__file__).with_name("gallery.in.md")
