@@ -40,7 +40,7 @@ GROUPS = {
     ),
     "Optimizers and precision": (
         "optimizer_instance", "optimizer_of_model", "optimizer_name", "optimizer_elsewhere",
-        "optimizer_in_step", "grad_scaler", "precision_unknown",
+        "optimizer_leaves_out", "optimizer_in_step", "grad_scaler", "precision_unknown",
     ),
     "Strategies": (
         "strategy_name", "strategy_returns", "zero_text", "microbatches", "unplaced",
