@@ -63,6 +63,7 @@ def files(note: str) -> dict[str, str]:
         note=note,
         ranks=RANKS,
         microbatches=MICROBATCHES,
+        to={name: f"[{name}](#{name})" for name in tables},
         full=2 * RANKS,
         message=MESSAGE,
         exchange=EXCHANGE,
