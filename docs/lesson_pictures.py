@@ -9,15 +9,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
-from math import inf
+from math import inf, isinf
 from pathlib import Path
+from typing import Any
 
+from piper.api.job import Job
 from piper.files import module_of
 from piper.observe.pictures.styles import MEMORY_COLORS
 from piper.observe.pictures.svg import draw_svg
 from piper.observe.timeline import Timeline, Track
 from piper.observe.timeline_files import load_timeline
 from piper.schedules import replay, schedule
+from piper.schedules.catalog import Schedulable
 from piper.schedules.table_timeline import table_timeline
 
 DOCS = Path(__file__).parent
@@ -55,11 +58,18 @@ def pictures(name: str, folder: Path) -> dict[str, str]:
     """What a page draws, by paths under docs/."""
     found = dict(_of_timelines(name, folder))
     if name == "01_first_plan":
-        found["plan"] = _of_first_plan()
+        window = Window(0, inf, (0, 1), ("run", "send", "recv"))
+        found["plan"] = _of_plan(_ran(name)["job"], "two ranks, two microbatches", window)
     if name == "02_first_schedule":
-        found |= _of_tables("gpipe", "1f1b")
+        found |= {made: _of_table(made, 4, 6) for made in ("gpipe", "1f1b")}
+    if name == "03_your_own_schedule":
+        ran = _ran(name)
+        found |= {made: _of_table(ran[made], 3, 3) for made in ("one_by_one", "warmed_up")}
     if name == "04_zero_under_a_pipeline":
         found["memory"] = memory_svg((folder / PRINTED).read_text())
+    if name == "05_experts":
+        window = Window(0, 0.4, (0,), ("run", "all_to_all"))
+        found["rows"] = _of_plan(_ran(name)["jobs"]["shared out"], "a rank's first blocks", window)
     return {
         f"{FOLDER}/{name}_{title}.svg": gallery.for_both_modes(svg) for title, svg in found.items()
     }
@@ -90,27 +100,28 @@ def only(timeline: Timeline, window: Window) -> Timeline:
     return Timeline(timeline.source, kept, timeline.steps[:1], timeline.directives)
 
 
-def _of_first_plan() -> str:
-    """A simulated step of the plan that the first lesson makes."""
+def _ran(name: str) -> dict[str, Any]:
+    """What the names of a script mean after it ran."""
     path = list(sys.path)
-    with contextlib.redirect_stdout(io.StringIO()):
-        sys.path.insert(0, str(SCRIPTS))
-        try:
-            job = runpy.run_path(str(SCRIPTS / "01_first_plan.py"))["job"]
-        finally:
-            sys.path[:] = path
-    timeline = only(job.simulate("h100", steps=1), Window(0, inf, (0, 1), ("run", "send", "recv")))
-    return draw_svg(timeline, title="two ranks, two microbatches: one step, simulated", width=900)
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return runpy.run_path(str(SCRIPTS / f"{name}.py"))
+    finally:
+        sys.path[:] = path
 
 
-def _of_tables(*names: str) -> dict[str, str]:
-    """To one scale, of the second lesson's sizes."""
-    found = {}
-    for name in names:
-        table = schedule(name, num_ranks=4, num_microbatches=6)
-        timeline = table_timeline(table, replay(table))
-        found[name] = draw_svg(timeline, title=f"{name}: 4 ranks, 6 microbatches", scale=36)
-    return found
+def _of_plan(job: Job, title: str, window: Window) -> str:
+    """A simulated step of a plan, or its beginning."""
+    timeline = only(job.simulate("h100", steps=1), window)
+    end = None if isinf(window.end) else window.end * 1e-3
+    return draw_svg(timeline, title=f"{title}, simulated", width=900, end=end)
+
+
+def _of_table(made: Schedulable, ranks: int, microbatches: int) -> str:
+    table = schedule(made, num_ranks=ranks, num_microbatches=microbatches)
+    title = f"{table.name}: {ranks} ranks, {microbatches} microbatches"
+    return draw_svg(table_timeline(table, replay(table)), title=title, scale=36)
 
 
 def memory_svg(printed: str) -> str:
