@@ -1,13 +1,15 @@
 """docs/scale.md and its pictures, from the files of scale_study.py and the words of docs/scale.in.md.
 
-`{{qwen3|2048|ZBV|mfu}}` in the words is a figure of a case.
+In the words `{{qwen3|2048|ZBV|mfu}}` is a figure of a case, `{{qwen3|2048|fitting}}` one of a table, and
+`{{CPU|error}}` one of docs/prediction.md.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,13 @@ from scale_models import LABELS
 from scale_pictures import lines_svg, memory_svg
 from scale_study import CASES, RESULTS
 
+from piper.schedules import schedule
+
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = DOCS / "pictures"
 CARD = 80e9  # bytes of an H100; its 80 GiB leave the rest to the context and to NCCL's buffers
+SCHEDULES = ("1F1B", "interleaved 1F1B", "ZBV", "DualPipeV")  # in every table
+PERCENT = r"([-+][\d.]+)%"
 HEAD = (
     "| strategy | microbatches | step | one latency | tokens/s/GPU | MFU | computes | exposed | bubble "
     "| all_to_all hidden | peak of a rank | compile |\n" + "|---" * 12 + "|"
@@ -112,10 +118,29 @@ def made(found: Found) -> str:
     return "\n".join(lines)
 
 
-FIGURES = {
-    "direct": lambda case: f"{case['direct_seconds']:.2g} s",
+def waiting(case: Case) -> int:
+    """The most BWs that a rank's table has put off at once: their BIs have run, and they have not."""
+    asked = case["strategy"]
+    sizes = {"num_ranks": asked["pp"], "num_microbatches": asked["microbatches"]}
+    change, most = {"BI": 1, "BW": -1}, 0
+    for row in schedule(asked["schedule"], **sizes).rows:
+        kinds = [action.kind for cell in row for action in cell.actions]
+        most = max(most, *accumulate(change.get(kind, 0) for kind in kinds))
+    return most
+
+
+def seconds(value: float) -> str:
+    """Two digits of it."""
+    return f"{float(f'{value:.2g}'):g} s"
+
+
+FIGURES: dict[str, Callable[[Case], str]] = {
+    "direct": lambda case: seconds(case["direct_seconds"]),
     "mfu": lambda case: f"{case['mfu']:.0%}",
-    "step": lambda case: f"{case['seconds']:.2g} s",
+    "step": lambda case: seconds(case["seconds"]),
+    "exchange": lambda case: seconds(case["exchange_s"]),
+    "waiting": lambda case: str(waiting(case)),
+    "optimizer": lambda case: f"{case['bytes_by_category']['optimizer'] / 1e9:.0f} GB",
     "exposed": lambda case: f"{case['exposed']:.0%}",
     "bubble": lambda case: f"{case['bubble']:.0%}",
     "computes": lambda case: f"{case['computing']:.0%}",
@@ -127,10 +152,82 @@ FIGURES = {
 }
 
 
+def by_speed(found: Found, model: str, gpus: int, *, fitting: bool) -> list[Case]:
+    """Of one table the cases that fit into a card, or those that do not, the fastest first."""
+    cases = [case for case in cases_of(found, model) if case["gpus"] == gpus]
+    cases = [case for case in cases if "refused" not in case and fits(case) == fitting]
+    return sorted(cases, key=lambda case: float(case["seconds"]))
+
+
+def listed(cases: list[Case]) -> str:
+    """`1F1B, ZBV and V-Min`, without those that change more than the schedule."""
+    *most, last = [case["name"] for case in cases if case["name"] in SCHEDULES] or ["none"]
+    return f"{', '.join(most)} and {last}" if most else str(last)
+
+
+TABLES: dict[str, Callable[[Found, str, int], str]] = {
+    "fitting": lambda *table: listed(by_speed(*table, fitting=True)),
+    "fastest": lambda *table: next((c["name"] for c in by_speed(*table, fitting=True)), "none"),
+    "smallest": lambda *table: min(by_speed(*table, fitting=False), key=_bytes)["name"].replace(
+        ", ", " with "
+    ),
+    "least": lambda *table: (
+        f"{_bytes(min(by_speed(*table, fitting=False), key=_bytes)) / 1e9:.0f} GB"
+    ),
+}
+
+
+def _bytes(case: Case) -> float:
+    return float(case["bytes"])
+
+
+def what_fits(found: Found) -> str:
+    """A line per table of the page: plans that fit a card, and those that do not."""
+    lines = ["| model | GPUs | fit into 80 GB, the fastest first | need more |", "|---" * 4 + "|"]
+    for model, label in LABELS.items():
+        for gpus in sorted({case["gpus"] for case in cases_of(found, model)}):
+            fit, beyond = (
+                ", ".join(
+                    f"{case['name'].replace(', ', ' ')} ({seconds(case['seconds'])})"
+                    if fitting
+                    else f"{case['name'].replace(', ', ' ')} ({case['bytes'] / 1e9:.0f} GB)"
+                    for case in by_speed(found, model, gpus, fitting=fitting)
+                )
+                for fitting in (True, False)
+            )
+            lines.append(f"| {label} | {gpus:,} | {fit or 'none'} | {beyond} |")
+    return "\n".join(lines)
+
+
+def checked() -> dict[str, dict[str, str]]:
+    """Of each table of docs/prediction.md: its rounds, and the largest errors."""
+    _, *parts = (DOCS / "prediction.md").read_text().split("\n## ")
+    found = {}
+    for part in parts:
+        rounds = re.search(r"^(\d+) rounds of (\d+) steps", part, re.M)
+        rows = [line.split("|") for line in part.splitlines() if re.match(r"\|.* ms \|", line)]
+        assert rounds and rows, part
+        alone = [abs(float(percent)) for row in rows for percent in re.findall(PERCENT, row[5])]
+        found["GPU" if "GPU" in part.partition("\n")[0] else "CPU"] = {
+            "error": f"{max(abs(float(row[4].strip(' %'))) for row in rows):.0f} %",
+            "alone": f"{max(alone):.0f} %",
+            "rounds": "one round" if rounds[1] == "1" else f"{rounds[1]} rounds",
+            "steps": rounds[2],
+        }
+    return found
+
+
 def filled(words: str, found: Found) -> str:
+    measured = checked()
+
     def figure(match: re.Match[str]) -> str:
-        model, gpus, name, what = match[1].split("|")
-        return FIGURES[what](found[model]["cases"][f"{gpus} GPUs, {name}"])
+        *place, what = match[1].split("|")
+        if len(place) == 1:
+            return measured[place[0]][what]
+        model, gpus = place[0], int(place[1])
+        if len(place) == 2:
+            return TABLES[what](found, model, gpus)
+        return FIGURES[what](found[model]["cases"][f"{gpus} GPUs, {place[2]}"])
 
     return re.sub(r"\{\{([^{}]+\|[^{}]+)\}\}", figure, words)
 
@@ -139,6 +236,7 @@ def page(found: Found) -> str:
     about = filled((DOCS / "scale.in.md").read_text(), found)
     torch = next(iter(found.values()))["torch"]
     about = about.replace("{{tables}}", "\n\n".join(tables(found)))
+    about = about.replace("{{fits}}", what_fits(found))
     about = about.replace("{{made}}", made(found)).replace("{{torch}}", torch)
     assert "{{" not in about, "a figure of docs/scale.in.md is unknown"
     written = "Made by `python benchmarks/scale_study.py`, and written by it with `--page`."

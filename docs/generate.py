@@ -27,6 +27,19 @@ PROGRAMS = DOCS.parent / "tests" / "error" / "programs"
 NOTE = "<!-- written by docs/generate.py -->"
 SECTIONS = ("Requires", "Rewrite", "Example")
 OWN = "Errors of your own code"
+# The errors by who meets them, in the order of the page; a test holds it to the classes.
+MET = {
+    "Writing a model, or a step": ("TraceError", OWN),
+    "Writing a strategy": (
+        "SelectError", "ArgumentError", "MeshError", "PlaceError", "AxisError", "ShardError",
+        "TensorError", "SplitError", "RecomputeError", "CutError", "OrderError", "ScheduleError",
+        "StrategyError", "NoSuchAttribute",
+    ),
+    "Choosing an optimizer, weights, files and options": (
+        "PlanError", "WeightsError", "FileError", "OptionError",
+    ),
+    "Running": ("CheckError", "RunError", "RankLost", "OutOfMemory"),
+}  # fmt: skip
 GENERATED = ("directives", "mistakes", "reference")  # folders that hold nothing else
 CLASSES: dict[str, type[Directive]] = {kind_of(cls): cls for cls in SHIPPED}
 
@@ -177,40 +190,51 @@ def errors_page(refused: list[Refusal]) -> str:
         "",
         "# Errors",
         "",
+        "```text",
+        next(item.printed for item in refused if item.file == "cyclic_order.py"),
+        "```",
+        "",
         "An error says which rule was broken, in which line of your own file, with which nodes, and",
-        "what would be legal. Each program here is a test; those that show no model train the one of",
+        "what would be legal. This page has the errors by their kinds, and programs that meet them.",
+        "Each program is a test; those that show no model train the one of",
         "[_model.py](../tests/error/programs/_model.py): two stages, of which the second has experts.",
-        "[Common mistakes](mistakes/README.md) of a first day are mended on a page each.",
+        "[Common mistakes](mistakes/README.md) of a first day are mended on a page each. All errors of",
+        "Piper's are `piper.PiperError`, which is a ValueError.",
         "",
     ]
-    order = [*vars(piper.errors), *vars(piper.cli.user_file), OWN]
-    kinds = sorted({item.kind for item in refused}, key=order.index)
-    lines += ["| error | programs |", "|---|---|"]
-    for kind in kinds:
-        links = [f"[{i.title}](#{_anchor(i.title)})" for i in refused if i.kind == kind]
-        lines.append(f"| [{kind}](#{_anchor(kind)}) | {'; '.join(links)} |")
-    lines += ["| [Others](#others) | by name, with their meaning |", ""]
-    for kind in kinds:
-        known = _class(kind)
-        what = inspect.getdoc(known) if known else "Piper adds the line and gets out of the way."
-        lines += [f"## {kind}", "", what or "", ""]
-        for item in (item for item in refused if item.kind == kind):
-            lines += [f"### {item.title}", ""]
-            lines += [f"[{item.file}](../tests/error/programs/{item.file})", ""]
-            lines += ["```python", item.program, "```", ""]
-            lines += ["```text", item.printed, "```", ""]
-            lines += [f"How to fix: {item.legal}", ""] if item.legal else []
-    shown = {item.kind for item in refused}
-    others = [name for name, known in vars(piper.errors).items() if _is_error(known)]
-    lines += ["## Others", "", "| error | meaning |", "|---|---|"]
-    for name in others:
-        if name not in shown:
-            lines.append(f"| {name} | {(inspect.getdoc(_class(name)) or '').splitlines()[0]} |")
+    for when, kinds in MET.items():
+        lines += [f"**{when}**", "", "| error | meaning | programs |", "|---|---|---|"]
+        for kind in kinds:
+            count = sum(item.kind == kind for item in refused)
+            name = f"[{kind}](#{_anchor(kind)})" if count else kind
+            lines.append(f"| {name} | {_meaning(kind)} | {count or ''} |")
+        lines.append("")
+    for kind in (kind for kinds in MET.values() for kind in kinds):
+        mine = [item for item in refused if item.kind == kind]
+        lines += _kind_section(kind, mine) if mine else []
     return "\n".join([*lines, ""])
 
 
-def _is_error(member: object) -> bool:
-    return isinstance(member, type) and issubclass(member, piper.errors.PiperError)
+def _kind_section(kind: str, mine: list[Refusal]) -> Iterator[str]:
+    """An error with what it means, and its programs with links to them in front."""
+    known = _class(kind)
+    yield from (f"## {kind}", "", inspect.getdoc(known) if known else _meaning(kind), "")
+    if len(mine) > 1:
+        yield from (f"- [{item.title}](#{_anchor(item.title)})" for item in mine)
+        yield ""
+    for item in mine:
+        yield from (f"### {item.title}", "")
+        yield from (f"[{item.file}](../tests/error/programs/{item.file})", "")
+        yield from ("```python", item.program, "```", "", "```text", item.printed, "```", "")
+        if item.legal:
+            yield from (f"How to fix: {item.legal}", "")
+
+
+def _meaning(kind: str) -> str:
+    known = _class(kind)
+    if known is None:
+        return "Piper adds the line and gets out of the way."
+    return (inspect.getdoc(known) or "").partition("\n")[0]
 
 
 def _anchor(title: str) -> str:

@@ -1,4 +1,4 @@
-"""The pages of the lessons: templates, scripts and what they print in; pages and pictures out.
+"""The pages of the lessons: templates, scripts and what they print in; pages out, and their pictures.
 
 In a template `{code}` is the next section of the script, `{output}` the next paragraph that it prints
 (`{output 2}` the next two), and `{run 9 COMMAND}` a command of piper with the first 9 lines of what it
@@ -17,49 +17,24 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 from piper.cli.main import main as piper_command
 from piper.files import module_of
-from piper.observe.pictures.svg import draw_svg
-from piper.observe.timeline import Timeline, Track
-from piper.observe.timeline_files import load_timeline
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "examples" / "lessons"
 PAGES = ROOT / "docs" / "lessons"
-PICTURES = "pictures/lessons"
 NOTE = "<!-- written by docs/lessons.py -->"
 WORDS_A_MINUTE = 150
-gallery = module_of(str(ROOT / "docs" / "gallery.py"))
+drawing = module_of(str(ROOT / "docs" / "lesson_pictures.py"))
+pictures = drawing.pictures
 
 _EXERCISES = "## Exercises\n"
 _ASSERTS = """The script's asserts hold this page to what it says. Your change may break one: delete it,
 and go by what is printed."""
 _SECTION = re.compile(r"^ *# \d+\. .*\n", re.M)
 _MARK = re.compile(r"^\{(code|output|run)(?: (\d+))?(?: (piper [^\n]*))?\}$", re.M)
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which part of a timeline is drawn: from when to when, in milliseconds, and what is on tracks."""
-
-    begin: float
-    end: float
-    tracks: tuple[int, ...]
-    kinds: tuple[str, ...] = ("run",)
-
-
-_DRAWN = {
-    "06_overlap": {
-        name: Window(300, 340, (1,), ("run", "all_to_all"))
-        for name in ("1f1b", "dualpipev", "backward_first")
-    },
-    "08_remove_a_bubble": {
-        name: Window(0, 85, (0, 1, 2, 3)) for name in ("before", "balanced", "after")
-    },
-}
 
 
 def names() -> list[str]:
@@ -82,8 +57,8 @@ def sections(text: str) -> list[str]:
 
 
 def run_script(name: str, folder: Path) -> str:
-    """What a lesson prints; its timelines lie in the folder."""
-    arguments = [str(folder)] if name in _DRAWN else []
+    """What a lesson prints; that and its timelines lie in the folder."""
+    arguments = [str(folder)] if name in drawing.DRAWN else []
     done = subprocess.run(
         [sys.executable, f"examples/lessons/{name}.py", *arguments],
         capture_output=True,
@@ -95,6 +70,8 @@ def run_script(name: str, folder: Path) -> str:
     )
     if done.returncode:
         raise RuntimeError(f"{name} failed:\n{done.stderr}")
+    folder.mkdir(exist_ok=True)
+    (folder / drawing.PRINTED).write_text(done.stdout)
     return done.stdout
 
 
@@ -132,29 +109,6 @@ def run_command(command: str, folder: Path) -> str:
     differs = 1 if command.startswith("piper diff ") else 0
     assert code == differs, f"{command}: {code}"
     return said.getvalue().strip("\n")
-
-
-def pictures(name: str, folder: Path) -> dict[str, str]:
-    """What a page draws of the script's timelines, by paths under docs/."""
-    found = {}
-    for title, window in _DRAWN.get(name, {}).items():
-        drawn = only(load_timeline(str(folder / f"{title}.timeline")), window)
-        svg = draw_svg(drawn, title=title, begin=window.begin * 1e-3, end=window.end * 1e-3)
-        found[f"{PICTURES}/{name}_{title}.svg"] = gallery.for_both_modes(svg)
-    return found
-
-
-def only(timeline: Timeline, window: Window) -> Timeline:
-    """What a window shows."""
-    kept = []
-    for number in window.tracks:
-        track = timeline.tracks[number]
-        chosen = [i for i in range(len(track)) if track[i].label.kind in window.kinds]
-        part = Track(track.name, track.ranks, track.labels, begins=[0])
-        for i in chosen:
-            part.add(track.which[i], track.issued[i], track.start[i], track.end[i])
-        kept.append(part)
-    return Timeline(timeline.source, kept, timeline.steps[:1], timeline.directives)
 
 
 def index_page() -> str:

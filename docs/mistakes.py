@@ -1,5 +1,5 @@
-"""The pages of common mistakes: wrong programs, their golden errors and the mended programs in, markdown
-out.
+"""The pages of common mistakes: wrong programs, their golden errors or warnings and the mended programs
+in, markdown out.
 
 A mended program lies in tests/error/mended, under the name of the wrong one; its docstring says why, and
 what to read. Tests run all of them.
@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
 MENDED = TESTS / "error" / "mended"
-WRONG = (TESTS / "error" / "scripts", TESTS / "error" / "programs", TESTS / "procs")
+FIRST, MODEL = TESTS / "error" / "scripts" / "_first.py", TESTS / "error" / "programs" / "_model.py"
+WRONG = (FIRST.parent, MODEL.parent, TESTS / "error" / "warned", TESTS / "procs")
+SAYS = {
+    MODEL.parent: "`piper plan {file}` prints",
+    WRONG[2]: "Piper warns",
+}  # else an error is raised
 FOLDER = "mistakes"
 NOQA = "  # noqa: F401"
+IMPORTED = {
+    "_first": "a model of two stages with its batch, its step, and a job of it",
+    "_model": "a model of two stages, the second with experts, with its batch and its step",
+}
 # The order of the pages; a test holds it to the mended programs.
 GROUPS = {
     "Model and step": (
@@ -30,8 +40,7 @@ GROUPS = {
     ),
     "Optimizers and precision": (
         "optimizer_instance", "optimizer_of_model", "optimizer_name", "optimizer_elsewhere",
-        "optimizer_in_step",
-        "grad_scaler", "precision_unknown",
+        "optimizer_leaves_out", "optimizer_in_step", "grad_scaler", "precision_unknown",
     ),
     "Strategies": (
         "strategy_name", "strategy_returns", "zero_text", "microbatches", "unplaced",
@@ -85,12 +94,11 @@ def pages(note: str) -> dict[str, str]:
 
 def page(note: str, found: Mistake) -> str:
     file = found.wrong.relative_to(TESTS.parent)
-    planned = found.wrong.parent == WRONG[1]
-    what = f"`piper plan {found.wrong.name}` prints" if planned else "Piper raises"
+    what = SAYS.get(found.wrong.parent, "Piper raises").format(file=file.name)
     return "\n".join(
         (
             note, "", f"# {found.title}", "", "```python", found.program, "```", "",
-            what, "", "```text", found.printed, "```", "",
+            *_imported(found.program), what, "", "```text", found.printed, "```", "",
             "## Why", "", found.why, "", "## Mended", "", "```python", found.mended, "```", "",
             f"See {found.see}.", "",
             f"Tests run both: [the wrong one](../../{file}) and "
@@ -99,24 +107,36 @@ def page(note: str, found: Mistake) -> str:
     )  # fmt: skip
 
 
+def _imported(program: str) -> list[str]:
+    """Where that comes from which a program imports of ours."""
+    for module, has in IMPORTED.items():
+        if f"from {module} import" in program:
+            return [f"`{module}` has {has}: [{module}.py](README.md#what-the-programs-import).", ""]
+    return []
+
+
 def index(note: str, found: dict[str, list[Mistake]]) -> str:
     lines = [
         note,
         "",
         "# Common mistakes",
         "",
-        "What a first day with Piper may go wrong with: each page has the program, the error as it is",
-        "printed, why it is one, and the program mended. [Errors](../errors.md) has all kinds of them.",
+        "These are mistakes of a first day with Piper. Each page has a wrong program, the error or",
+        "warning as it is printed, the reason, and the program mended. Most import a small model",
+        "with its batch and step from `_first.py`, which stands [below](#what-the-programs-import).",
+        "[Errors](../errors.md) has all errors by their kinds.",
         "",
     ]
     for group, mistakes in found.items():
-        lines += [f"## {group}", "", "| mistake | error |", "|---|---|"]
+        lines += [f"## {group}", "", "| mistake | error or warning |", "|---|---|"]
         for each in mistakes:
-            head = each.printed.partition("\n")[0].replace("|", "\\|")
+            head = textwrap.shorten(each.printed.partition("\n")[0], 150, placeholder=" ...")
+            head = head.replace("|", "\\|")
             lines.append(f"| [{each.title}]({each.name}.md) | `{head}` |")
         lines.append("")
-    _, first = _parted(WRONG[0] / "_first.py")
-    _, model = _parted(WRONG[1] / "_model.py")
-    lines += ["## What the programs import", "", "`_first.py`:", "", "```python", first, "```", ""]
-    lines += ["`_model.py`:", "", "```python", model, "```", ""]
+    (_, first), (_, model) = _parted(FIRST), _parted(MODEL)
+    lines += ["## What the programs import", "", "Lay the file beside a program to run it.", ""]
+    for path, code in ((FIRST, first), (MODEL, model)):
+        at = f"[{path.name}](../../{path.relative_to(TESTS.parent)})"
+        lines += [f"{at} has {IMPORTED[path.stem]}:", "", "```python", code, "```", ""]
     return "\n".join(lines)

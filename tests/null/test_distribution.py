@@ -57,7 +57,8 @@ def test_it_is_not_called_as_another_project_is() -> None:
     )
     assert PROJECT["version"] == piper.__version__
     for path in [*ROOT.glob("src/piper/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]:
-        assert "piper[ray]" not in path.read_text(), path
+        text = path.read_text()
+        assert "piper[ray]" not in text and f"{name}[ray]" not in text, f"{path}: of no index"
 
 
 def test_make_and_the_readme_say_where_the_command_is() -> None:

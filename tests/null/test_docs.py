@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import piper
+from piper import errors
 from piper.cli.main import main, whole_parser
 from piper.compiler.stage_graphs import Stages
 from piper.directives import shard
@@ -140,6 +141,13 @@ def test_every_refused_program_is_in_the_index(generate: ModuleType) -> None:
     for item in refused:
         assert item.title and item.printed in page and item.program in page
         assert item.legal or item.kind == generate.OWN
+    kinds = {name for name, found in vars(errors).items() if _is_error(found)}
+    listed = [kind for kinds in generate.MET.values() for kind in kinds]
+    assert sorted(listed) == sorted({*kinds - {"PiperError"}, generate.OWN})
+
+
+def _is_error(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, errors.PiperError)
 
 
 def test_words_of_the_glossary_are_written_once() -> None:

@@ -77,6 +77,27 @@ def test_the_page_and_its_pictures_are_those_of_the_files(pages: Any) -> None:
         assert (HOME / "docs" / "pictures" / name).read_text() == svg, again
 
 
+def test_what_the_page_says_without_a_figure_follows_from_the_files(pages: Any) -> None:
+    found = pages.results()
+
+    def fitting(model: str, gpus: int) -> set[str]:
+        return {case["name"] for case in pages.by_speed(found, model, gpus, fitting=True)}
+
+    for model in found:
+        for gpus in (256, 2048):
+            assert not {"ZBV", "DualPipeV"} & fitting(model, gpus), (
+                "filled pipelines are out of reach"
+            )
+        for gpus in (4096, 16384):
+            out_of_reach = (model, gpus) == ("deepseek", 4096)
+            assert ("ZBV" in fitting(model, gpus)) is not out_of_reach
+            assert "refused" in found[model]["cases"][f"{gpus} GPUs, DualPipeV"]
+    assert not fitting("deepseek", 256)
+    for taken in ("seconds", "direct_seconds"):
+        zbv, cut = (found["qwen3"]["cases"][f"16384 GPUs, ZBV{cut}"] for cut in ("", ", TP4, EP2"))
+        assert cut[taken] < zbv[taken], "cutting tensors is shorter under both assumptions"
+
+
 def test_a_rank_that_needs_more_than_its_card_stands_out(pages: Any) -> None:
     case = {
         "name": "ZBV", "strategy": {"microbatches": 2}, "seconds": 2.0, "tokens": 8000, "gpus": 4,

@@ -36,7 +36,7 @@ from tests.zoo import ADAMW, CASES, batches_of, program_of, reference_of
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(300)]
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="Ray is not installed: pip install 'piper-distributed[ray]'",
+    reason="Ray is not installed: pip install '.[ray]'",
 )
 MESH = Mesh((("pp", 2), ("dp", 2)))
 ROOT = Path(__file__).parents[2]
@@ -324,4 +324,4 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RunError, match="Ray is not there") as caught:
         ray_cluster.load_ray()
-    assert caught.value.legal == "pip install 'piper-distributed[ray]'"
+    assert caught.value.legal == "pip install '.[ray]' in a clone of Piper"

@@ -1,4 +1,5 @@
-"""The README's program runs as it stands there, by itself and under every command that takes a file."""
+"""The README's program runs as it stands there, by itself and under every command that takes a file;
+and so does the one of Start."""
 
 import json
 import re
@@ -35,6 +36,26 @@ def test_the_commands_take_the_program_in_the_readme(
     assert plan["mesh"] == {"pp": 2, "dp": 2} and plan["num_microbatches"] == 4
     assert main(["verify", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["exact"] is True
+
+
+def test_the_program_of_start_trains_and_is_planned_as_its_page_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "start.md").read_text()
+    program = re.search(r"```python\n(import torch\n.*?)```", page, re.DOTALL)
+    assert program is not None
+    file = tmp_path / "program.py"
+    file.write_text(program[1])
+    commands = re.findall(r"^\$ piper (train|verify|plan) program.py (--pp.*)$", page, re.M)
+    assert [command for command, _ in commands] == ["train", "verify", "plan"]
+    for command, degrees in commands:
+        options = degrees.replace("plan.json", str(tmp_path / "plan.json")).split()
+        assert main([command, str(file), *options]) == 0
+        said = capsys.readouterr().out
+    for line in re.search(r"^\$ piper plan program.py.*?```", page, re.M | re.S)[0].splitlines():
+        assert line[0] in "$.`" or line in said, line
+    report = str(tmp_path / "report.html")
+    assert main(["show", str(tmp_path / "plan.json"), "--out", report]) == 0
 
 
 def test_the_program_in_the_readme_trains(file: Path) -> None:

@@ -180,5 +180,6 @@ def _what(graph: Graph, comm: Comm) -> str:
 def _group(slices: Sequence[Slice], over: Sequence[str]) -> str:
     along = ",".join(over)
     if len(slices) == 1:
-        return f"{along} at {slices[0]}"
+        at = str(slices[0])
+        return along if at == "*" else f"{along} at {at}"  # of all ranks there is nothing to say
     return f"{'|'.join(map(str, slices))}" + (f" and {along}" if along else "")

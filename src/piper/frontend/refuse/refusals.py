@@ -19,7 +19,7 @@ from piper.bodies.leaves import batch_leaves, users_name
 from piper.errors import Call, PiperError, Source, TraceError, is_users
 from piper.frontend.annotate import WRONG_TAG
 from piper.frontend.refuse.side_effects import TracedEffects
-from piper.frontend.refuse.ways_out import by_line, by_text
+from piper.frontend.refuse.ways_out import by_line, by_text, reason_of_refusal
 
 WRONG_RESULT = "step must return a mean loss, or a pair (sum, count)"
 WRONG_METRIC = "step must return its metrics by name, each a mean or a pair (sum, count)"
@@ -82,16 +82,19 @@ def readable_errors(
             legal = 'annotate("PP"): regions count by themselves; or annotate("PP", 0)'
             raise TraceError(f"{WRONG_TAG}{place}", details=[line], legal=legal) from error
         raised = _RAISED.search(str(error)) or _REFUSED.search(str(error))
-        if raised and isinstance(error, refusals):
-            kind, text = raised["kind"], raised["text"].replace("immutable_", "")
-            message = f"the step raises {kind}{place}: {' '.join(text.split())}"
-            advice = by_line(line) or f"what the batch has: {_batch_text(batch)}"
         if unbound := _UNBOUND.search(str(error)):
             called = Source(unbound["file"], int(unbound["line"]))
             message = (
                 f"the step calls {unbound['name']}{place} with arguments that it does not take"
             )
             advice = f"{linecache.getline(called.file, called.line).strip()} ({called})"
+        elif raised and isinstance(error, refusals):
+            kind, text = raised["kind"], raised["text"].replace("immutable_", "")
+            message = f"the step raises {kind}{place}: {' '.join(text.split())}"
+            advice = by_line(line).legal or f"what the batch has: {_batch_text(batch)}"
+        elif isinstance(error, refusals) and (own := reason_of_refusal(_said(error), line)):
+            message = f"{own} ({place.removeprefix(' at ')})" if place else own
+            details.append(f"torch says: {reason}")
         raise TraceError(message, details=details, legal=advice) from error
 
 
@@ -149,7 +152,7 @@ def readable_building() -> Iterator[None]:
         raise TraceError(
             f"make_model fails at {Source(last.filename, last.lineno or 0)}: {reason_of(error)}",
             details=[(last.line or "").strip()],
-            legal=by_line(last.line or "")
+            legal=by_line(last.line or "").legal
             or "plain parameters and buffers, made by operators: make_model runs on fake tensors, "
             "which have no content",
         ) from error
@@ -160,6 +163,11 @@ def _text(error: Exception, refusals: tuple[type[Exception], ...]) -> str:
     if isinstance(error, refusals):
         return str(error)
     return f"{type(error).__name__}: {str(error).strip()}"
+
+
+def _said(error: Exception) -> str:
+    """What torch says of a refusal, without the lines of the user's that follow."""
+    return str(error).partition("from user code")[0]
 
 
 def _is_ours(file: str) -> bool:
@@ -180,7 +188,7 @@ def _explain(text: str, line: str) -> tuple[str, str]:
     cause = _CAUSE.search(text)
     if cause and cause[1] not in reason:
         reason += f": {' '.join(cause[1].split())}"
-    if advice := by_line(line) or by_text(text):
+    if advice := by_line(line).legal or by_text(text).legal:
         return reason, advice
     hints = [line.removeprefix("Hint:").strip() for line in lines if line.startswith("Hint:")]
     hints = [hint for hint in hints if not any(word in hint for word in _NOT_FOR_USERS)]

@@ -48,7 +48,7 @@ def refuse_changed_state(
         for origin in sorted((given[m] for m in changes if m in given), key=lambda o: o.name):
             source = source_of(node)
             line = linecache.getline(source.file, source.line) if source else ""
-            moved = origin.role == "param" and by_line(line) == NO_DEVICE
+            moved = origin.role == "param" and by_line(line).legal == NO_DEVICE
             raise TraceError(
                 f"{_described(origin, model)} is changed in place ({source})",
                 legal=NO_DEVICE if moved else _LEGAL[origin.role],

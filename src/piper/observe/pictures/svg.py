@@ -23,14 +23,16 @@ def draw_svg(
     begin: float | None = None,
     end: float | None = None,
     ranks: Collection[int] | None = None,
+    scale: float | None = None,
 ) -> str:
     """One row per rank and stream, time to the right, each bar with its name and a tooltip.
 
-    A table is as wide as its names need, a plan as wide as it is told.
+    A table is as wide as its names need, or has `scale` pixels for a unit of its time; a plan is as
+    wide as it is told.
     """
     shown = picture(timeline, begin=begin, end=end, ranks=ranks)
     head = max([_HEAD, *(8 + 7 * len(name) for name in shown.heads)])
-    bars, scale = _scaled(shown, max(width - head - 12, 100))
+    bars, scale = _scaled(shown, max(width - head - 12, 100), scale)
     width = head + shown.length * scale + 12
     legend, top = _legend(styles_of({bar.label for bar in bars}), max(width, _LEGEND))
     bottom = top + _ROW * len(shown.heads)
@@ -66,13 +68,15 @@ def draw_svg(
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _scaled(shown: Picture, room: float) -> tuple[list[Bar], float]:
+def _scaled(shown: Picture, room: float, scale: float | None) -> tuple[list[Bar], float]:
     """The bars, and pixels per unit of time."""
     if not shown.of_table:
         scale = room / (shown.length or 1.0)
         pixels = max(_FINEST, room * len(shown.heads) / _MOST_BARS)
         return list(shown.bars(pixels / scale)), scale
     bars = list(shown.bars())
+    if scale is not None:
+        return bars, scale
     lengths = [(7 * len(bar.label.name) + 6) / bar.length for bar in bars if bar.length]
     return bars, min(max(lengths, default=1.0), _WIDEST / (shown.length or 1.0))
 

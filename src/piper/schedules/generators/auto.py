@@ -31,7 +31,7 @@ def auto(
     max_in_flight: float | None = None,
     kept: float = 1.0,
 ) -> Table:
-    """The shortest zero-bubble table found for these costs in which no rank holds too much.
+    """The shortest zero-bubble table found for given costs in which no rank holds too much.
 
     `max_in_flight` bounds what a rank holds (PP, as in 1F1B, unless given), where a microbatch counts
     1 from F to BI and `kept` from BI to BW: 1 if the weight half needs all that was saved.
@@ -39,7 +39,7 @@ def auto(
     Placement: loop
     Bubble: the smallest that the search finds
     Memory: max_in_flight
-    Trades: It is as short as a search can make it, for given costs and a limit on memory.
+    Trades: It takes the costs of your stages and a limit on memory; the picture has equal costs.
     Published: Zero Bubble Pipeline Parallelism, arXiv 2401.10241
     """
     name = "auto"

@@ -19,7 +19,7 @@ def dualpipe(*, num_ranks: int, num_microbatches: int) -> Table:
     Bubble: (PP/2-1)(F&B+B-3BW)
     Memory: PP+1
     Requires: an even number of ranks; M even, at least 2PP
-    Trades: Pairs hide their communication; each direction has its own copy of all parameters.
+    Trades: A forward and a backward hide each other's exchanges; all parameters are there twice.
     Published: DeepSeek-V3 Technical Report, arXiv 2412.19437
     """
     name = "dualpipe"
@@ -66,7 +66,7 @@ def dualpipev(*, num_ranks: int, num_microbatches: int) -> Table:
     Bubble: (PP-1)(F&B+B-3BW)
     Memory: 2PP+1
     Requires: M at least 2PP
-    Trades: Pairs hide their communication as in DualPipe, with one copy of the parameters.
+    Trades: A forward and a backward hide each other's exchanges, with one copy of the parameters.
     Published: DualPipe and DualPipeV, https://github.com/deepseek-ai/DualPipe
     """
     name = "dualpipev"

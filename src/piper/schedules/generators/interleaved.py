@@ -15,7 +15,7 @@ def interleaved_1f1b(*, num_ranks: int, num_microbatches: int, stages_per_rank: 
     Bubble: (PP-1)(F+B), from M = PP
     Memory: min(V*M, (V-1)K + 2(PP-1-r) + 1), with V=1 min(M, PP-r)
     Requires: K = M / max(1, floor(M/PP)) a whole number
-    Trades: It has that smaller bubble for less memory; messages are twice as many.
+    Trades: Several small stages a rank wait less than one large one, and send more messages.
     Published: Efficient Large-Scale Language Model Training on GPU Clusters, arXiv 2104.04473
     """
     lead = 2 if stages_per_rank > 1 else 1
@@ -29,7 +29,7 @@ def interleaved_zb(*, num_ranks: int, num_microbatches: int, stages_per_rank: in
     Bubble: (PP-1)(F+B-2BW), from M = PP
     Memory: min(V*M, (V-1)K + PP)
     Requires: K = M / max(1, floor(M/PP)) a whole number
-    Trades: It has less bubble and less memory than interleaved 1F1B, and as many messages.
+    Trades: BWs fill bubbles of interleaved 1F1B, and it holds less; messages are as many.
     Published: torch.distributed.pipelining, https://docs.pytorch.org/docs/stable/distributed.pipelining.html
     """
     return _table("interleaved_zb", num_ranks, num_microbatches, stages_per_rank, "BI", 1)

@@ -13,7 +13,7 @@ def one_f_one_b(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: loop
     Bubble: (PP-1)(F+B)
     Memory: min(M, PP-r)
-    Trades: It is as long as GPipe, but rank r holds only PP-r microbatches, and never all.
+    Trades: Rank r holds at most PP-r microbatches, however many there are; the bubble is GPipe's.
     Published: PipeDream-Flush, arXiv 2006.09503
     """
     return _table("1f1b", num_ranks, num_microbatches, lead=1)
@@ -25,7 +25,7 @@ def eager_1f1b(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: loop
     Bubble: (PP-1)(F+B)
     Memory: min(M, 2(PP-r)-1)
-    Trades: It holds more than 1F1B, and messages have time to arrive.
+    Trades: Slow messages have time to arrive; rank r holds up to 2(PP-r)-1 microbatches instead of PP-r.
     Published: On Optimizing the Communication of Model Parallelism, arXiv 2211.05322
     """
     return _table("eager_1f1b", num_ranks, num_microbatches, lead=2)

@@ -23,7 +23,7 @@ def zbv(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: vee
     Bubble: 0 where F = BI = BW, from M = 2PP
     Memory: at most min(2M, 2PP)
-    Trades: A rank is never idle inside of its work, for the memory of 1F1B and twice the messages.
+    Trades: From 2PP microbatches on no rank waits inside of its work; messages are twice as many.
     Published: Zero Bubble Pipeline Parallelism, arXiv 2401.10241
     """
     check_sizes("zbv", num_ranks=num_ranks, num_microbatches=num_microbatches)
@@ -57,12 +57,12 @@ def _zbv_row(rank: int, num_ranks: int, num_microbatches: int) -> list[Action]:
 
 
 def v_half(*, num_ranks: int, num_microbatches: int) -> Table:
-    """A block with half the lifespan of ZBV's: on many ranks half of the memory of 1F1B.
+    """A V in which a microbatch lives half as long as in ZBV: on many ranks half of the memory of 1F1B.
 
     Placement: vee
     Bubble: 3PP-5 times F where F = BI = BW (5 on 4 ranks), from M = PP
     Memory: at most min(2M, PP+2)
-    Trades: It holds half as much as 1F1B on many ranks, and has some bubble.
+    Trades: It gives memory for time: ranks wait a little, and wait for each of twice as many messages.
     Published: Pipeline Parallelism with Controllable Memory, arXiv 2405.15362
     """
     block: Block = ((1, 2, 1, 2), (2, 0, 0) if num_ranks % 2 else (2, 0, 2))
@@ -72,12 +72,12 @@ def v_half(*, num_ranks: int, num_microbatches: int) -> Table:
 
 
 def v_min(*, num_ranks: int, num_microbatches: int) -> Table:
-    """The tightest block: on many ranks a third of the memory of 1F1B.
+    """A V in which a microbatch lives as short as it can: on many ranks a third of the memory of 1F1B.
 
     Placement: vee
     Bubble: 4PP-5 times F where F = BI = BW
     Memory: at most min(2M, 2*floor((PP+1)/3) + 2)
-    Trades: It holds a third as much as 1F1B on many ranks, and has more bubble.
+    Trades: It holds the least of all; a rank waits in each block, longer if messages are slow.
     Published: Pipeline Parallelism with Controllable Memory, arXiv 2405.15362
     """
     # On a multiple of 3 ranks the tight turns would ask for two actions in one slot.

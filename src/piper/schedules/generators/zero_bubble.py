@@ -13,7 +13,7 @@ def zb_h1(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: loop
     Bubble: (PP-1)(F+B-2BW), from M = PP
     Memory: min(M, PP)
-    Trades: Halves of backwards fill much of the bubble of 1F1B, for its first rank's memory.
+    Trades: BWs fill what would be a bubble, and no rank holds more than PP microbatches.
     Published: Zero Bubble Pipeline Parallelism, arXiv 2401.10241
     """
     return _table("zb_h1", num_ranks, num_microbatches, lead=1)
@@ -25,7 +25,7 @@ def zb_h2(*, num_ranks: int, num_microbatches: int) -> Table:
     Placement: loop
     Bubble: (PP-1)(F+B-3BW), from M = 2PP-1
     Memory: min(M, 2PP-1)
-    Trades: A rank is never idle inside of its work, for almost twice the memory of 1F1B.
+    Trades: From 2PP-1 microbatches on no rank waits inside of its work; each may hold 2PP-1.
     Published: Zero Bubble Pipeline Parallelism, arXiv 2401.10241
     """
     return _table("zb_h2", num_ranks, num_microbatches, lead=2)

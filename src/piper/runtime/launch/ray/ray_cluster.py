@@ -25,7 +25,7 @@ def load_ray() -> Any:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise RunError(
-            f"Ray is not there: {error}", legal="pip install 'piper-distributed[ray]'"
+            f"Ray is not there: {error}", legal="pip install '.[ray]' in a clone of Piper"
         ) from None
     return ray
 
