@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -146,12 +147,29 @@ def test_training_under_a_schedule_is_that_of_a_plain_loop(
             torch.testing.assert_close(mine[key], param.detach(), rtol=1e-10, atol=1e-12)
 
 
-def test_options_that_an_optimizer_does_not_have() -> None:
-    job = _program().lower(optimizer=piper.sgd(lr=0.1))
-    with job.launch("single") as run:
-        run.set_options({"lr": 0.1, "betas": (0.9, 0.9)})
-        with pytest.raises(RunError, match="SGD has no 'betas'"):
-            run.step(_batch(0))
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": 0.1, "betas": (0.9, 0.9)}, "SGD has no 'betas'"),
+        ({"lr": 1.0, "momentun": 0.0}, r"SGD has no 'momentun' \(did you mean 'momentum'"),
+        ({"lr": "0.1"}, "SGD does not take lr='0.1'"),
+        ({"lr": -1.0}, "SGD does not take lr=-1.0"),
+        ({"lr": math.nan}, "SGD does not take lr=nan"),
+        (0.1, "options of a parameter group are 0.1"),
+        ([("lr", 0.1)], "options of a parameter group are"),
+    ],
+    ids=str,
+)
+def test_options_that_an_optimizer_does_not_take(options: Any, words: str) -> None:
+    """They are refused where they are set, and no rank has taken any of them."""
+    job = _program().apply(parallel(pp=2)).lower(optimizer=piper.sgd(lr=0.1))
+    with job.launch("loopback") as run, job.launch("loopback") as other:
+        with pytest.raises(RunError, match=words) as refused:
+            run.set_options(options)
+        assert "test_lr.py:" in str(refused.value)
+        assert run.step(_batch(0)) == other.step(_batch(0))
+        mine, theirs = run.parameters(), other.parameters()
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
 def test_a_schedule_of_the_loss_needs_the_loss() -> None:

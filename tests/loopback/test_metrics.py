@@ -219,6 +219,7 @@ def test_a_saved_job_reports_them_too(tmp_path: Any) -> None:
     [
         (lambda y, b: {"a": y}, "each a mean or a pair (sum, count): a"),
         (lambda y, b: {"a": (y.sum(), 2, 3)}, "each a mean or a pair (sum, count): a"),
+        (lambda y, b: {1: y.sum()}, "each a mean or a pair (sum, count): 1"),
         (lambda y, b: {"a": "text"}, "each a mean or a pair (sum, count): a"),
         (lambda y, b: {"one two": torch.ones(())}, "'one two' depends on neither the batch nor"),
     ],

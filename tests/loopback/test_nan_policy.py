@@ -175,3 +175,45 @@ def test_the_origin_is_of_a_skipped_step() -> None:
         run.step(GOOD[0], skip_nan=True)
         with pytest.raises(RunError, match="the last step was not skipped"):
             run.origin_of_nan()
+
+
+@pytest.mark.parametrize("frozen", ["first norm", "second"])
+def test_a_rank_that_steps_nothing_skips_with_all_others(frozen: str) -> None:
+    """Else it would go on with statistics and random numbers of a step that has never been."""
+
+    def make_model() -> nn.Module:
+        model = _Net()
+        for name in frozen.split():
+            model.get_submodule(name).requires_grad_(False)
+        return model
+
+    strategy = parallel(pp=2, microbatches=2)
+    job = piper.trace(make_model, GOOD[0], _step).apply(strategy).lower(clip=0.5)
+    bad = {**GOOD[1], "x": GOOD[1]["x"].clone().fill_(math.nan)}
+    with job.launch("loopback") as run:
+        wanted = [run.step(batch).loss for batch in GOOD]
+    with job.launch("loopback") as run:
+        found = [run.step(GOOD[0]).loss]
+        assert run.step(bad, skip_nan=True).skipped and run.steps == 1
+        assert "is given a NaN in x of the batch" in run.origin_of_nan()
+        found += [run.step(batch, skip_nan=True).loss for batch in GOOD[1:]]
+        assert all(buffer.isfinite().all() for buffer in run.buffers().values())
+    assert found == wanted
+
+
+class _Rooted(_Net):
+    """A NaN arises in front of a norm with statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with piper.annotate("PP"):
+            x = torch.sqrt(3.0 + self.first(x))
+        with piper.annotate("PP"):
+            return self.second(self.norm(x))
+
+
+def test_statistics_that_a_step_has_spoilt_itself_are_not_blamed() -> None:
+    program = piper.trace(_Rooted, GOOD[0], _step).apply(parallel(pp=2, microbatches=2))
+    large = {**GOOD[0], "x": 1e4 * GOOD[0]["x"]}
+    with program.lower(clip=0.5).launch("loopback") as run:
+        assert run.step(large, skip_nan=True).skipped
+        assert run.origin_of_nan().startswith("rank 0: F[PP=0,MB=0]")

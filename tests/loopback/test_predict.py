@@ -104,6 +104,49 @@ def test_one_function_is_compiled_once() -> None:
             run.predict(rows, lambda model, x: model(x) + 1)
 
 
+class _Scaled:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def predict(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return model(batch) * self.scale
+
+
+def _scaled(scale: float) -> Any:
+    def predict(model: nn.Module, batch: dict[str, Tensor], *, scale: float = scale) -> Tensor:
+        return model(batch) * scale
+
+    return predict
+
+
+_SCALE = 1.0
+
+
+def _by_module(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return model(batch) * _SCALE
+
+
+def _of_module(scale: float) -> Any:
+    global _SCALE
+    _SCALE = scale
+    return _by_module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda scale: _Scaled(scale).predict, _scaled, _of_module],
+    ids=["method", "default", "module"],
+)
+def test_equal_code_with_other_values_is_another_function(make: Any) -> None:
+    case = zoo.CASES["untagged"]
+    batch = case.batch(0)
+    job = zoo.program_of("untagged").apply(parallel(dp=2)).lower(optimizer=ADAMW)
+    with job.launch("loopback") as run:
+        once = run.predict(batch, make(1.0))
+        assert torch.equal(run.predict(batch, make(10.0)), 10.0 * once)
+        assert torch.equal(run.predict(batch, make(1.0)), once)
+
+
 def test_moving_averages_predict_too() -> None:
     rows = torch.ones(8, 4, dtype=torch.float64)
     with _job(ema=0.5).launch("loopback") as run:

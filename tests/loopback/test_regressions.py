@@ -480,6 +480,8 @@ def test_late_clipping_shows_a_norm_that_is_no_number() -> None:
         ({"optimizer": piper.adamw(momentum=0.9)}, "AdamW does not take"),
         ({"optimizer": piper.sgd(lr=-1.0)}, "SGD does not take"),
         ({"clip": "1.0"}, "clip='1.0'"),
+        ({"clip": True}, "clip=True"),
+        ({"clip": 1.0, "late_clip": "no"}, "late_clip='no'"),
         ({"late_clip": True}, "late_clip without clip"),
         ({"memory_limit": "1KiB"}, "the limit is 1.0 KiB"),
     ],

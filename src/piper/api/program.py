@@ -350,12 +350,15 @@ class Program:
         kind. Each rank reads what it holds. Names must be those of the model; with `strict=False` what
         is missing starts from initial values, and a warning says what.
         """
-        if clip is not None and not (isinstance(clip, int | float) and clip > 0):
+        number = isinstance(clip, int | float) and not isinstance(clip, bool)
+        if clip is not None and not (number and clip > 0):
             raise PlanError(
                 f"clip={clip!r}",
                 legal="a norm above 0, math.inf to measure it and clip nothing, or None",
             )
         clip = clip and min(clip, sys.float_info.max)  # JSON has no infinity
+        if not isinstance(late_clip, bool):
+            raise PlanError(f"late_clip={late_clip!r}", legal="True or False")
         if late_clip and clip is None:
             raise PlanError("late_clip without clip", legal="clip=1.0, late_clip=True")
         if ema is not None and not (isinstance(ema, int | float) and 0 <= ema < 1):

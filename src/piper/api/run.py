@@ -330,7 +330,8 @@ class Run:
     def set_options(self, options: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """From the next step on, all parameter groups have these values, such as {"lr": 3e-4}, or each
         its own, in the order of `plan.param_groups`."""
-        self._open().set_options(options)
+        with naming_line("run.set_options"):
+            self._open().set_options(options)
 
     def memory(self) -> list[dict[str, int]]:
         """Per rank: bytes by what they are for, and the `peak`."""
@@ -489,4 +490,6 @@ def _result(results: list[dict[str, Any]]) -> StepResult:
     metrics = {name: total / num if num else math.nan for name, (total, num) in pairs.items()}
     counts = {name: num for name, (_, num) in pairs.items()}
     skipped = results[0].get("skipped", False)
+    if any(result.get("skipped", False) != skipped for result in results):
+        raise RunError("some ranks skipped the step, and others did not")
     return StepResult(results[0]["loss"] / count, count, norm, metrics, counts, skipped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from piper.bodies.leaves import batch_constants, batch_leaves
@@ -95,6 +96,31 @@ class ShapedPlans:
 
 
 def _function_key(function: Any) -> Any:
-    """The same for a function that is written once, however often it is made."""
-    plain = getattr(function, "__closure__", 0) is None and not function.__defaults__
-    return function.__code__ if plain else function
+    """The same for a function that is written once, however often it is made, if all that it does is in
+    its code. What that reads of its module is part of the key: a plan has it as it was traced."""
+    if not isinstance(function, FunctionType):
+        return function
+    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        return function
+    names = function.__code__.co_names
+    read = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return function.__code__, tuple((name, _value_key(value)) for name, value in read.items())
+
+
+def _value_key(value: Any) -> Any:
+    """Plain values by what they are; all else by which it is."""
+    plain = (int, float, str, bytes, bool, complex, type(None))
+    return (type(value), value) if isinstance(value, plain) else _Itself(value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """Equal to what holds the same object."""
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value

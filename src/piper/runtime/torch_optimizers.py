@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
-from piper.errors import PlanError
-from piper.plan.optimizers import KNOWN
+from piper.errors import PlanError, RunError, did_you_mean
+from piper.plan.optimizers import KNOWN, check_planned
 from piper.plan.types import ParamGroup
 
 _REFUSED = {
@@ -38,6 +40,40 @@ def check_param_groups(groups: Iterable[ParamGroup]) -> None:
                 f"{group.optimizer} does not take {group.options}: {error}",
                 legal=f"the arguments of torch.optim.{group.optimizer}",
             ) from None
+
+
+def checked_options(group: ParamGroup, options: Any) -> dict[str, Any]:
+    """New values of a parameter group as a plan keeps them; raise RunError unless its optimizer takes
+    them, and keeps no more with them than is planned."""
+    if not isinstance(options, Mapping):
+        raise RunError(
+            f"options of a parameter group are {options!r}", legal='a mapping, such as {"lr": 3e-4}'
+        )
+    made = make_optimizer(group, [small_parameter()])
+    legal = [key for key in made.defaults if key in made.param_groups[0]]
+    strange = [key for key in options if key not in legal]
+    if strange:
+        hint = did_you_mean(str(strange[0]), legal)
+        raise RunError(f"{group.optimizer} has no {strange[0]!r}{hint}", legal=", ".join(legal))
+    new = {key: plain(value) for key, value in options.items()}
+    wrong = "" if all(map(_is_finite, new.values())) else "it is not finite"
+    try:
+        make_optimizer(replace(group, options={**group.options, **new}), [small_parameter()])
+    except (TypeError, ValueError, RuntimeError) as error:
+        wrong = str(error)
+    if wrong:
+        shown = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise RunError(
+            f"{group.optimizer} does not take {shown}: {wrong}",
+            legal=f"the arguments of torch.optim.{group.optimizer}",
+        )
+    check_planned(group, new)
+    return new
+
+
+def _is_finite(value: Any) -> bool:
+    numbers = value if isinstance(value, tuple) else (value,)
+    return all(not isinstance(number, float) or math.isfinite(number) for number in numbers)
 
 
 def check_name(name: str) -> None:

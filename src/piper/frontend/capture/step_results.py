@@ -101,6 +101,8 @@ def loss_and_metrics(result: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _metric(name: str, made: Any, loss: Tensor) -> Tensor:
+    if not isinstance(name, str):
+        raise TypeError(f"{WRONG_METRIC}: {name!r}")
     total, count = made if isinstance(made, tuple | list) and len(made) == 2 else (made, 1)
     # A number of Python goes with the tensor beside it, and so to where that is made.
     beside = next((each for each in (total, count) if isinstance(each, Tensor)), loss)

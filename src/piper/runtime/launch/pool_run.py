@@ -12,7 +12,6 @@ from piper.bodies.files.registrations import registering_modules
 from piper.errors import RunError
 from piper.ir.tensor_type import Shapes
 from piper.plan.holdings import holdings
-from piper.plan.optimizers import check_planned
 from piper.plan.types import Plan, RankPlan, bind
 from piper.runtime.failure.failure import Failure, as_error
 from piper.runtime.launch.marks import Mark
@@ -23,6 +22,7 @@ from piper.runtime.launch.reading import Data, module_reference, place_of, refer
 from piper.runtime.launch.shares import agreed_shapes, rows_of
 from piper.runtime.record.recorder import RankTimes
 from piper.runtime.state.given import Giver, elsewhere
+from piper.runtime.torch_optimizers import checked_options
 from piper.runtime.worker.weights import elements_of
 from piper.runtime.worker.worker import Worker
 from piper.stored.stored_pieces import StoredState
@@ -196,15 +196,15 @@ class PoolRun:
     def set_options(self, options: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """With the next step parameter groups get these values, all the same or each its own; they
         travel with it."""
-        num = len(self.plan.param_groups)
-        each = [options] * num if isinstance(options, Mapping) else options
-        if len(each) != num:
+        groups = self.plan.param_groups
+        several = isinstance(options, list | tuple)
+        given: list[Any] = [*options] if several else [options] * len(groups)
+        if len(given) != len(groups):
             raise RunError(
-                f"options of {len(each)} parameter groups, but the plan has {num}",
+                f"options of {len(given)} parameter groups, but the plan has {len(groups)}",
                 legal="one mapping for all, or a list with one for each",
             )
-        for group, new in zip(self.plan.param_groups, each, strict=True):
-            check_planned(group, new)
+        each = [checked_options(*pair) for pair in zip(groups, given, strict=True)]
         before = self._set or [{} for _ in each]
         self._set = [{**old, **new} for old, new in zip(before, each, strict=True)]
         self.now = [{**old, **new} for old, new in zip(self.now, each, strict=True)]

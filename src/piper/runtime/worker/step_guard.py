@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from piper.plan.slots import FILLED
-from piper.plan.tasks import Comm, Stepping, Task
+from piper.plan.tasks import NO_SLOT, Comm, Stepping, Task
 from piper.runtime.worker.wrapped import Wrapped
 
 if TYPE_CHECKING:
@@ -72,7 +72,11 @@ class Guard:
         return self._refused
 
     def end(self) -> dict[str, Any]:
-        """What there is to say of a step; one that was refused has never been."""
+        """What there is to say of a step; one that was refused has never been. A rank that steps nothing
+        decides as all others do."""
+        squares = self.worker.me.results.get("squares", NO_SLOT)
+        if self.on and squares != NO_SLOT:
+            self.refuses(self.worker.slots[squares])
         if not self._refused:
             return {}
         for buffer, before in self._before:
@@ -92,6 +96,7 @@ class Checks:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.culprits: dict[tuple[bool, bool], Culprit] = {}  # the first of each kind
+        self.written: set[int] = set()  # slots, in this step: what lies there was made, not given
         pairs = zip(worker.me.tasks, worker.starts, strict=True)
         starts = [self._checked(i, task, start) for i, (task, start) in enumerate(pairs)]
         self.wrapped = Wrapped(worker, starts)
@@ -108,9 +113,10 @@ class Checks:
         def run() -> Pending | None:
             read = {slot: _state(self.worker.slots[slot]) for slot in task.reads}
             for slot, (nan, inf) in read.items():
-                if self.worker.me.slots[slot].kind in FILLED:
+                if self.worker.me.slots[slot].kind in FILLED and slot not in self.written:
                     self._note(index, slot, nan, inf, given=True)
             pending = start()
+            self.written.update(task.writes)
             known_nan = any(nan for nan, _ in read.values())
             known_inf = any(inf for _, inf in read.values())
             for slot in task.writes:
