@@ -344,6 +344,8 @@ def test_a_step_that_failed_leaves_nothing_behind() -> None:
     run = job.apply(parallel(pp=2, dp=2, microbatches=2)).lower().launch("loopback")
     with pytest.raises(RunError, match="the total count of the batch is 0"):
         run.step({"x": good["x"], "w": good["w"] * 0})
+    with pytest.raises(RunError, match="the total count of the batch is -8"):  # else it would climb
+        run.step({"x": good["x"], "w": -good["w"]})
     assert run.step(good).count == 8.0
 
 

@@ -251,3 +251,8 @@ def _exchange(worker: Worker, task: Comm) -> Start:
 def check_count(count: float) -> None:
     if count == 0:
         raise RunError("the total count of the batch is 0: there is nothing to average")
+    if count < 0:
+        raise RunError(
+            f"the total count of the batch is {count:g}",
+            legal="step returns (sum, count) with a count above 0",
+        )
