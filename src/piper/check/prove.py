@@ -58,14 +58,14 @@ _MORE = 3  # further problems that an error mentions
 def check_plan(plan: Plan, *, memory_limit: int | None = None) -> Report:
     """Prove a plan, over two consecutive steps; raises CheckError with a witness of what fails.
 
-    Proved of every rank: messages and collectives meet in one order; nobody waits in a circle; every
-    read, overwrite and free is ordered after what it needs; no slot is read before it is written or
-    after it is freed, freed twice, reused early or leaked; every parameter is updated once, by its
-    whole gradient, and read no more in that step; every buffer that changes does so once per microbatch, in their order, by what all
-    data ranks have left for it; slots that share memory take turns; where tensors are cut, every
-    collective leads from one layout to the other and every body reads what it was traced for; what
-    runs again is given what it was given first; and, with `memory_limit` in bytes, no rank needs more
-    at its peak.
+    Proved of every rank: messages and collectives meet in one order; nobody waits in a circle;
+    every read, overwrite and free is ordered after what it needs; no slot is read before it is
+    written or after it is freed, freed twice, reused early or leaked; every parameter is updated
+    once, by its whole gradient, and read no more in that step; every buffer that changes does so
+    once per microbatch, in their order, by what all data ranks have left for it; slots that share
+    memory take turns; where tensors are cut, every collective leads from one layout to the other
+    and every body reads what it was traced for; what runs again is given what it was given first;
+    and, with `memory_limit` in bytes, no rank needs more at its peak.
     """
     start = time.perf_counter()
     world = compressed(plan)
