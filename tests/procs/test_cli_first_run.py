@@ -83,7 +83,7 @@ def test_the_wrong_number_of_torchruns_ranks_is_told_once() -> None:
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = _run(*torchrun, "-m", "piper", "train", FILE, "--dp", "4", "--steps", "3")
     assert done.returncode != 0
-    message = "OptionError: torchrun started 2 ranks, but the strategy has 4 (dp=4)"
+    message = "OptionError: torchrun started 2 ranks, but the strategy has 4 ranks (--dp 4)"
     assert done.stderr.count(message) == 1 and "legal: --nproc-per-node 4" in done.stderr
 
 
