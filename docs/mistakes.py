@@ -135,7 +135,12 @@ def index(note: str, found: dict[str, list[Mistake]]) -> str:
             lines.append(f"| [{each.title}]({each.name}.md) | `{head}` |")
         lines.append("")
     (_, first), (_, model) = _parted(FIRST), _parted(MODEL)
-    lines += ["## What the programs import", "", "Lay the file beside a program to run it.", ""]
+    lines += [
+        "## What the programs import",
+        "",
+        "Save the file that a page names beside its program, and run the program.",
+        "",
+    ]
     for path, code in ((FIRST, first), (MODEL, model)):
         at = f"[{path.name}](../../{path.relative_to(TESTS.parent)})"
         lines += [f"{at} has {IMPORTED[path.stem]}:", "", "```python", code, "```", ""]

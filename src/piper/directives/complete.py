@@ -66,7 +66,8 @@ def _check_slices(graph: Graph, calls: Sequence[Call], call: Call) -> None:
     if len(slices) < wanted:
         raise PlaceError(
             f"the mesh has {wanted} slices along {','.join(sorted(first.axes))}, but only "
-            f"{len(slices)} have work: {'; '.join(map(str, sorted(slices)))}",
+            f"{len(slices)} {'has' if len(slices) == 1 else 'have'} work: "
+            f"{'; '.join(map(str, sorted(slices)))}",
             call=call,
             legal="a smaller mesh, or chunks on every slice",
         )
