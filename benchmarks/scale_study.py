@@ -131,7 +131,8 @@ def measure(case: Case, program: Program, shape: Shape) -> dict[str, Any]:
             optimizer=piper.adamw(lr=1e-4), precision="bf16", machine=H100
         )
     except PiperError as error:
-        return {**found, "refused": str(error)}
+        # Behind its first line are places in files of this machine.
+        return {**found, "refused": str(error).partition("\n")[0]}
     lowered = time.process_time()
     timeline = simulate(job.plan, H100, steps=STEPS)
     simulated = time.process_time()

@@ -238,8 +238,9 @@ class Run:
         the same strategy and on the live parameters: a tensor, or a tuple or dictionary of tensors, each
         with a row for each sample, in the order of the batch.
 
-        The batch need not have all that training reads. A plan is compiled for each function and each
-        shape of batches. With `ema` parameters hold their moving averages.
+        The batch need not have all that training reads. A plan is compiled for each function, with the
+        values that it reads itself, and each shape of batches. With `ema` parameters hold their moving
+        averages.
         """
         if ema:
             with self._averaged():

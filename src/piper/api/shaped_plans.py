@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from piper.bodies.leaves import batch_constants, batch_leaves
@@ -102,9 +102,17 @@ def _function_key(function: Any) -> Any:
         return function
     if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
         return function
-    names = function.__code__.co_names
-    read = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    return function.__code__, tuple((name, _value_key(value)) for name, value in read.items())
+    known = function.__globals__
+    read = [(name, _value_key(known[name])) for name in _names(function.__code__) if name in known]
+    return function.__code__, tuple(read)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What code may read of its module, with the code inside of it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def _value_key(value: Any) -> Any:
