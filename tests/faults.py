@@ -165,24 +165,6 @@ def freed_what_stays(plan: Plan) -> Iterator[Fault]:
                 yield fault(changes, "memory", task.name)
 
 
-def dropped_update(plan: Plan) -> Iterator[Fault]:
-    for number, part, index, task in each(plan, "update"):
-        writer = max(i for i, t in enumerate(part.tasks) if task.gradient in t.writes and i < index)
-        name = part.tasks[writer].name
-        yield fault(with_tasks(plan, number, without(part.tasks, index)), "updates", name)
-
-
-def doubled_update(plan: Plan) -> Iterator[Fault]:
-    for number, part, index, task in each(plan, "update"):
-        order = list(range(len(part.tasks)))
-        order.insert(index + 1, index)
-        tasks = [
-            msgspec.structs.replace(part.tasks[i], waits=shifted(part.tasks[i], index))
-            for i in order
-        ]
-        yield fault(with_tasks(plan, number, tasks), "updates", task.name)
-
-
 def shifted(task: Task, index: int) -> tuple[int, ...]:
     return tuple(w + 1 if w >= index else w for w in task.waits)
 
@@ -487,37 +469,6 @@ def early_read(plan: Plan) -> Iterator[Fault]:
                     )
 
 
-def unsettled_update(plan: Plan) -> Iterator[Fault]:
-    for number, part, index, task in each(plan, "settle"):
-        update = next(t for t in part.tasks if t.kind == "update" and t.bucket == task.bucket)
-        yield fault(with_tasks(plan, number, without(part.tasks, index)), "updates", update.name)
-
-
-def norm_of_another(plan: Plan) -> Iterator[Fault]:
-    """One bucket's gradient counts twice in the norm, another's not at all."""
-    for number, part, index, task in each(plan, "norm"):
-        for other in part.tasks[:index]:
-            if other.kind == "norm":
-                changes = changed(plan, number, index, gradient=other.gradient, weight=other.weight)
-                yield fault(changes, "updates", task.name)
-
-
-def wrong_divisor(plan: Plan) -> Iterator[Fault]:
-    for number, _, index, task in each(plan, "update", "settle"):
-        if task.count is not None:
-            changes = changed(plan, number, index, count=task.count / 2)
-            yield fault(changes, "updates", task.name)
-
-
-def misplaced_gradient(plan: Plan) -> Iterator[Fault]:
-    """A parameter's gradient is added where another one of its bucket lies."""
-    for number, part, index, task in each(plan, "add"):
-        sources = [part.slots[slot].source for slot in task.reads]
-        if task.offsets and sources != sources[::-1]:
-            changes = changed(plan, number, index, offsets=task.offsets[::-1])
-            yield fault(changes, "updates", task.name)
-
-
 def wrong_seed(plan: Plan) -> Iterator[Fault]:
     """The gradient of the loss with respect to itself is not 1."""
     for number, part, _, task in each(plan, "run"):
@@ -531,81 +482,13 @@ def wrong_seed(plan: Plan) -> Iterator[Fault]:
                 yield fault(changes, "updates", task.name)
 
 
-def _with_pools(plan: Plan, number: int, pools: dict[int, int]) -> Plan:
-    part = plan.classes[number]
-    slots = list(part.slots)
-    for slot, pool in pools.items():
-        slots[slot] = msgspec.structs.replace(slots[slot], pool=pool)
-    found = msgspec.structs.replace(part, slots=tuple(slots))
-    classes = (*plan.classes[:number], found, *plan.classes[number + 1 :])
-    return msgspec.structs.replace(plan, classes=classes)
-
-
-def shared_while_in_use(plan: Plan) -> Iterator[Fault]:
-    """A communication writes the buffer of a slot that is not freed yet."""
-    for number, part in enumerate(plan.classes):
-        use = memory_use(part.slots, part.tasks)
-        live: list[int] = []
-        for task in part.tasks:
-            for slot in task.writes:
-                known = part.slots[slot]
-                for other in live if known.pool >= 0 else ():
-                    like = part.slots[other]
-                    same = (like.shape, like.dtype, use[other])
-                    if same == (known.shape, known.dtype, use[slot]):
-                        changes = _with_pools(plan, number, {slot: like.pool})
-                        yield fault(changes, "pools", task.name)
-                if known.pool >= 0:
-                    live.append(slot)
-            live = [slot for slot in live if slot not in task.frees]
-
-
-def unawaited_turn(plan: Plan) -> Iterator[Fault]:
-    """The receives of a stream wait for nobody, so that none waits for its buffer."""
-    for number, part in enumerate(plan.classes):
-        if any(task.kind == "read" for task in part.tasks):
-            continue  # the host waits
-        for stream in sorted({t.stream for t in part.tasks if t.kind == "recv"}):
-            tasks = list(part.tasks)
-            mine = [i for i, t in enumerate(tasks) if t.stream == stream]
-            buffers = [part.slots[w].pool for i in mine for w in tasks[i].writes]
-            if any(tasks[i].kind != "recv" for i in mine) or len(set(buffers)) == len(buffers):
-                continue
-            names = [tasks[i].name for i in mine if tasks[i].waits]
-            for i in mine:
-                tasks[i] = msgspec.structs.replace(tasks[i], waits=())
-            yield fault(with_tasks(plan, number, tasks), "pools", *names)
-
-
-def unlike_buffer(plan: Plan) -> Iterator[Fault]:
-    """A slot of another size or kind, or what a chunk writes, is put into a buffer."""
-    for number, part in enumerate(plan.classes):
-        pooled = {i: s for i, s in enumerate(part.slots) if s.pool >= 0}
-        use = memory_use(part.slots, part.tasks) if pooled else []
-        for task in part.tasks if pooled else ():
-            for slot in task.writes:
-                known = part.slots[slot]
-                if known.base >= 0 or known.kind in ("param", "host"):
-                    continue
-                for like, other in list(pooled.items())[:3]:
-                    wrong = task.kind == "run" or known.kind == "gathered"
-                    if slot in pooled:
-                        size = (known.shape, known.dtype, use[slot])
-                        wrong = size != (other.shape, other.dtype, use[like])
-                    if wrong:
-                        changes = _with_pools(plan, number, {slot: other.pool})
-                        yield fault(changes, "pools", task.name)
-
-
 FAULTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
         dropped_wait, swapped_sends, reordered_collective, dropped_free, doubled_free,
-        freed_what_stays, dropped_update, doubled_update, wrong_group, wrong_peer, cyclic_wait,
-        crossed_ranks, reused_early, over_the_limit, missing_gather, gather_kept_too_long,
-        gather_shared_too_often, late_add, lost_add, sum_started_again, sum_never_started,
-        early_read, unsettled_update, norm_of_another, wrong_divisor, misplaced_gradient, wrong_seed,
-        dropped_fold, folds_in_another_order, folded_from_one_rank, shared_while_in_use,
-        unawaited_turn, unlike_buffer, another_cadence, added_twice,
+        freed_what_stays, dropped_fold, folds_in_another_order, folded_from_one_rank, wrong_group,
+        wrong_peer, cyclic_wait, crossed_ranks, reused_early, over_the_limit, missing_gather,
+        gather_kept_too_long, gather_shared_too_often, late_add, lost_add, another_cadence,
+        added_twice, sum_started_again, sum_never_started, early_read, wrong_seed,
     )
 }  # fmt: skip

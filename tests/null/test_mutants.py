@@ -22,12 +22,13 @@ from tests.cast_faults import CAST_FAULTS
 from tests.faults import FAULTS, Fault
 from tests.part_faults import PART_FAULTS
 from tests.plans import NAMES, plan_of
+from tests.pool_faults import POOL_FAULTS
 from tests.update_faults import UPDATE_FAULTS
 from tests.zoo import program_of
 
 pytestmark = pytest.mark.xdist_group("mutants")
 Record = Callable[[str, object], None]
-ALL = FAULTS | CAST_FAULTS | PART_FAULTS | UPDATE_FAULTS
+ALL = FAULTS | CAST_FAULTS | PART_FAULTS | POOL_FAULTS | UPDATE_FAULTS
 PLACES = 24  # of one kind in one plan; where there are more, so many at random
 PLANS = tuple(name for name in NAMES if name != "pp_dp8_ep")
 

@@ -12,10 +12,12 @@ from piper.check import Problem, expanded, problems
 from tests.cast_faults import CAST_FAULTS
 from tests.faults import FAULTS, Fault
 from tests.plans import plan_of
+from tests.pool_faults import POOL_FAULTS
+from tests.update_faults import UPDATE_FAULTS
 
 pytestmark = pytest.mark.xdist_group("mutants")
 SIXTEEN_RANKS = ("pp_dp8_ep", "zero2", "zero3_reuse")
-ALL = FAULTS | CAST_FAULTS
+ALL = FAULTS | CAST_FAULTS | POOL_FAULTS | UPDATE_FAULTS
 KINDS = [kind for kind in ALL if kind not in ("reordered_collective", "over_the_limit")]
 
 
