@@ -66,6 +66,7 @@ class Row:
     ranks: int = RANKS
     compile: bool = False
     within: bool = False  # whether Piper also has to do with a peer's memory
+    finer: bool = False  # whether it may then take more and smaller microbatches
     halved: bool = (
         False  # whether microbatches are half as large and twice as many: DDP needs it to fit
     )
@@ -84,7 +85,7 @@ def _tensors(tp: int, sequence: bool) -> Row:
     options = {"tp": tp, "sp": sequence, "dp": dp, "microbatches": 8 // dp}
     name = f"TP{tp}" + (f" x DP{dp}" if dp > 1 else "") + (" with sequences" if sequence else "")
     peer = f"tp{tp}{'_sp' if sequence else ''}"
-    return Row(name, options, (peer, f"megatron:{peer}"), modules=True, within=True)
+    return Row(name, options, (peer, f"megatron:{peer}"), modules=True, within=True, finer=True)
 
 
 def _experts(schedule: str, *peers: str) -> Row:
@@ -341,11 +342,18 @@ class Turns:
         return True
 
     def _within(self, limit: float) -> Job:
-        """By Piper's own choices, or with what is cheap computed again."""
+        """By Piper's own choices, or with what is cheap computed again; on the machine that is planned
+        for the fastest, where a row may take finer microbatches."""
         try:
-            return lower(self.row, self.regime, self.options, limit)
+            jobs = [lower(self.row, self.regime, self.options, limit)]
         except PiperError:
-            return lower(self.row, self.regime, self.options, limit, recompute="expensive")
+            jobs = [lower(self.row, self.regime, self.options, limit, recompute="expensive")]
+        if self.row.finer:
+            strategy = self.row.strategy | {"microbatches": 2 * self.row.strategy["microbatches"]}
+            finer = replace(self.row, strategy=strategy)
+            jobs.append(lower(finer, self.regime, self.options, limit))
+        machine = self.options.machine
+        return min(jobs, key=lambda job: job.simulate(machine, steps=1).step_seconds[0])
 
     def _note(self, name: str, times: list[float], peak: float, **more: Any) -> None:
         side = self.sides[name]

@@ -76,7 +76,9 @@ def choices(found: dict[str, Any]) -> Iterator[str]:
         summary = each.get("within", {}).get("summary", "")
         said = re.search(r"^s\..*?\): (gradients .*?|.*again.*?): ", summary, re.M)
         if said and each["sides"].get("within", {}).get("ms"):
-            yield f"- {each['row']}, {each['regime']}: {said[1]}"
+            mine, other = (re.search(r"x (\d+) micro", text) for text in (summary, each["summary"]))
+            finer = f"{mine[1]} microbatches, " if mine and other and mine[1] != other[1] else ""
+            yield f"- {each['row']}, {each['regime']}: {finer}{said[1]}"
 
 
 def _middle(side: dict[str, Any]) -> float:

@@ -10,6 +10,7 @@ import torch
 from piper.strategies import parallel
 from piper.training.verify import compare
 from tests.gpu.conftest import GetPool
+from tests.loopback.test_lanes import shared_link
 from tests.tensor_zoo import batches_of, program_of, reference_of
 from tests.zoo import ADAMW
 
@@ -43,4 +44,14 @@ def test_trains_like_one_device(pool: GetPool, name: str, degrees: dict[str, Any
     job = program_of(name).apply(strategy).lower(optimizer=ADAMW, device="cuda", clip=0.1)
     with job.launch(pool(4)) as run:
         errors = compare(run, batches_of(name), reference_of(name, job))
+    assert errors.exact, errors
+
+
+def test_microbatches_on_two_lanes_train_like_one_device(pool: GetPool) -> None:
+    strategy = parallel(tp=2, sp=True, dp=2, microbatches=4)
+    program = program_of("rms").apply(strategy)
+    job = program.lower(optimizer=ADAMW, device="cuda", machine=shared_link(bandwidth=1e6))
+    assert {"tensor", "tensor:1"} <= {stream.name for stream in job.plan.streams}
+    with job.launch(pool(4)) as run:
+        errors = compare(run, batches_of("rms"), reference_of("rms", job))
     assert errors.exact, errors

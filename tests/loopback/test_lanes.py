@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,9 +12,11 @@ from piper import Schedule, where
 from piper.api.job import Job
 from piper.cost.estimate import NOMINAL
 from piper.cost.machine import Link, Machine
-from piper.plan.tasks import Comm
+from piper.plan.tasks import Comm, microbatch_of
+from piper.plan.under_way import most_under_way
 from piper.strategies import parallel
 from piper.training.verify import compare
+from tests import tensor_zoo
 from tests.zoo import ADAMW, batches_of, program_of, reference_of
 
 pytestmark = pytest.mark.xdist_group("lanes")
@@ -44,6 +47,30 @@ def test_buckets_take_turns_on_two_lanes(zero: int, adversary: bool) -> None:
     assert wanted <= _names(job)
     with job.launch("loopback", adversary=adversary, seed=zero) as run:
         errors = compare(run, batches_of("deep"), reference_of("deep", job))
+    assert errors.exact, errors
+
+
+@pytest.mark.parametrize("adversary", [False, True], ids=["plain", "adversary"])
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"tp": 2, "sp": True}, {"cp": 2}], ids=str)
+def test_microbatches_take_turns_where_tensors_are_cut(
+    degrees: dict[str, Any], adversary: bool
+) -> None:
+    """What a microbatch exchanges goes on beside what the next one does; two of them take turns."""
+    strategy = parallel(dp=2, microbatches=4, **degrees)
+    program = tensor_zoo.program_of("rms").apply(strategy)
+    machine = shared_link(bandwidth=1e6)
+    job = program.lower(optimizer=ADAMW, machine=machine)
+    (part,) = job.plan.classes
+    of_stream: dict[str, set[int]] = defaultdict(set)
+    for task in part.tasks:
+        if isinstance(task, Comm) and task.tags:
+            stream = job.plan.streams[task.stream].name
+            of_stream[stream].add(microbatch_of(task, ["MB"])[0])
+    assert of_stream["tensor"] == {0, 2} and of_stream["tensor:1"] == {1, 3}
+    assert most_under_way(part.tasks, ["MB"])[0] == 2
+    with job.launch("loopback", adversary=adversary) as run:
+        reference = tensor_zoo.reference_of("rms", job)
+        errors = compare(run, tensor_zoo.batches_of("rms"), reference)
     assert errors.exact, errors
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from piper.check import most_bytes
 from piper.check.parties import compressed
 from piper.check.peak import peak_of
-from piper.compiler.cadence_costs import choice_seconds, moved
+from piper.compiler.cadence_costs import choice_seconds, made_again, moved
 from piper.cost.machine import Machine
 from piper.ir.form.byte_sizes import show_size
 from piper.ir.graph import Graph
@@ -19,11 +19,16 @@ from piper.ir.nodes import ONCE, Node
 from piper.ir.precisions import Precision
 from piper.ir.tensor_type import dtype_bytes
 from piper.plan.cadence import Again, Cadence
-from piper.plan.tasks import Run, gathers, microbatch_of
+from piper.plan.tasks import gathers
 from piper.plan.types import Plan
+from piper.plan.under_way import most_under_way
+from piper.sim.simulate import simulate
 
 _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves more
 _REUSE = (ONCE, 1)  # what lies between is better left to buckets that are kept
+_BESIDE = 2  # microbatches: one computes while the other one communicates
+_NO_MORE = "no more are faster, and no memory limit was given"
+_CLOSE = 1.03  # what simulated steps do not tell apart
 _AGAIN: tuple[Again, ...] = ("expensive", "nothing")
 _UNBOUND = (
     "no memory limit was given, so that whole sums are held and {moved} a step are moved instead of "
@@ -54,41 +59,78 @@ def choose_cadences(
     a limit the one that moves the fewest bytes; the smallest where none fits. What memory is left by
     gathering for each use keeps the parameters of some buckets all step.
 
-    More memory comes from microbatches that run one after the other, where nobody has ordered them and
+    More memory comes from fewer microbatches under way at once, where nobody has ordered them and
     nothing fits otherwise; then from computing again, first what is cheap and then all, unless the user
-    speaks of that. It is taken where nothing fits without it, or where the machine would take longer to
-    move the bytes that it spares."""
+    speaks of that. It is taken where nothing fits without it, or where the machine would take longer: to
+    move the bytes that it spares, or with fewer microbatches beside each other."""
     found = _open_in(graph, precision)
+    split = _Open(graph.splits[-1].origin) if graph.splits else None
     if limit is None:
         cadences = tuple(_unbound(each, graph.num_microbatches) for each in found)
-        attempt(cadences)
-        return cadences
-    split = _Open(graph.splits[-1].origin) if graph.splits else None
+        return _no_more_than_pay(graph, cadences, split, machine, attempt)
     search = _Search(found, split, limit, attempt)
     spoken = any(node.recompute for node in graph.chunks)
     tried = [search.best(_reason(limit, []))]
-    in_turn = not tried[0].fits and _beside_each_other(graph, tried[0].plan)
-    if in_turn:
-        tried.append(search.best(_reason(limit, tried), in_turn=True))
+    plain = tried[0].plan
+    beside = 0 if tried[0].fits else _beside_each_other(graph, plain)
+    if beside > 1:
+        tried.append(search.fewer(beside, _reason(limit, tried)))
     for again in () if spoken or not (found or split) else _AGAIN:
-        if tried[-1].fits and tried[-1].moves_least:
+        if tried[-1].fits and tried[-1].moves_least and not tried[-1].under_way:
             break
-        tried.append(search.best(_reason(limit, tried), again=again, in_turn=in_turn))
+        reason = _reason(limit, tried)
+        tried.append(search.best(reason, again=again))
+        if beside > 1 and not tried[-1].fits:
+            tried.append(search.fewer(beside, reason, again=again))
     fitting = [each for each in tried if each.fits]
     if not fitting:
         return min(tried, key=lambda each: each.nbytes).cadences
-    plain = tried[0].plan
+    if any(each.under_way for each in fitting):
+        return _soonest(fitting, plain, machine).cadences
     return min(fitting, key=lambda each: choice_seconds(each.plan, plain, machine)).cadences
 
 
-def _beside_each_other(graph: Graph, plan: Plan) -> bool:
-    """Whether one slice has all chunks, and runs microbatches beside each other without an order."""
+def _no_more_than_pay(
+    graph: Graph,
+    cadences: tuple[Cadence, ...],
+    split: _Open | None,
+    machine: Machine,
+    attempt: Callable[[tuple[Cadence, ...]], Plan],
+) -> tuple[Cadence, ...]:
+    """With the fewest microbatches beside each other that are about as fast as all of them."""
+    plan = attempt(cadences)
+    beside = _beside_each_other(graph, plan)
+    if split is None or beside <= _BESIDE:
+        return cadences
+    enough = _CLOSE * _simulated(plan, machine)
+    for under_way in range(_BESIDE, beside):
+        fewer = (*cadences, replace(_cadence(split, 1, 1, _NO_MORE), under_way=under_way))
+        if _simulated(attempt(fewer), machine) <= enough:
+            return fewer
+    return cadences
+
+
+def _soonest(fitting: list[_Found], plain: Plan, machine: Machine) -> _Found:
+    """By simulated steps, which tell what waits for what; of those that are close, the first, which
+    computes least."""
+    seconds = [
+        _simulated(each.plan, machine) + made_again(each.plan, plain, machine) for each in fitting
+    ]
+    return next(f for f, s in zip(fitting, seconds, strict=True) if s <= _CLOSE * min(seconds))
+
+
+def _simulated(plan: Plan, machine: Machine) -> float:
+    """Seconds of a step."""
+    return simulate(plan, machine).step_seconds[0]
+
+
+def _beside_each_other(graph: Graph, plan: Plan) -> int:
+    """How many microbatches are under way at once, if one slice has all chunks, and nobody has ordered
+    them; else 0."""
     if graph.orders or len(plan.classes) > 1:
-        return False
+        return 0
     (only,) = plan.classes
-    tags = [split.tag for split in graph.splits]
-    found = [microbatch_of(task, tags) for task in only.tasks if isinstance(task, Run)]
-    return found != sorted(found)
+    return most_under_way(only.tasks, [split.tag for split in graph.splits])[0]
 
 
 def _reason(limit: int, tried: Sequence[_Found]) -> str:
@@ -126,6 +168,11 @@ class _Found:
     fits: bool
     moves_least: bool
 
+    @property
+    def under_way(self) -> int:
+        """Microbatches at most, if that is bounded."""
+        return max((cadence.under_way for cadence in self.cadences), default=0)
+
 
 @dataclass(frozen=True)
 class _Search:
@@ -136,7 +183,18 @@ class _Search:
     limit: int
     attempt: Callable[[tuple[Cadence, ...]], Plan]
 
-    def best(self, reason: str, *, again: Again = "", in_turn: bool = False) -> _Found:
+    def fewer(self, beside: int, reason: str, *, again: Again = "") -> _Found:
+        """With as many microbatches under way as fit, fewer than those that were `beside` each other."""
+        found = self.best(reason, again=again, under_way=1)
+        good, bad = 1, beside if found.fits else 2
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            more = self.best(reason, again=again, under_way=middle)
+            good, bad = (middle, bad) if more.fits else (good, middle)
+            found = more if more.fits else found
+        return found
+
+    def best(self, reason: str, *, again: Again = "", under_way: int = 0) -> _Found:
         """What fits and moves the fewest bytes, else what takes least memory."""
         gathered = any(each.gathers for each in self.found)
         best: _Found | None = None
@@ -147,7 +205,7 @@ class _Search:
                 cadences = tuple(
                     replace(_cadence(each, reduce_every, reuse, reason), again=again)
                     for each in self.found
-                ) + self._of_split(reason, "" if self.found else again, in_turn)
+                ) + self._of_split(reason, "" if self.found else again, under_way)
                 last = self._tried(cadences, least=least)
                 if smallest is None or last.nbytes < smallest.nbytes:
                     smallest = last
@@ -161,11 +219,11 @@ class _Search:
         assert found is not None
         return found
 
-    def _of_split(self, reason: str, again: Again, in_turn: bool) -> tuple[Cadence, ...]:
+    def _of_split(self, reason: str, again: Again, under_way: int) -> tuple[Cadence, ...]:
         """What is chosen about microbatches, if it is something."""
-        if self.split is None or not (again or in_turn):
+        if self.split is None or not (again or under_way):
             return ()
-        return (replace(_cadence(self.split, 1, 1, reason), again=again, in_turn=in_turn),)
+        return (replace(_cadence(self.split, 1, 1, reason), again=again, under_way=under_way),)
 
     def _tried(self, cadences: tuple[Cadence, ...], *, least: bool) -> _Found:
         """With as many buckets kept all step as fit."""

@@ -38,6 +38,13 @@ def choice_seconds(plan: Plan, plain: Plan, machine: Machine) -> float:
     return longest
 
 
+def made_again(plan: Plan, plain: Plan, machine: Machine) -> float:
+    """Seconds in which backwards make what they do not find saved as in a `plain` plan, beside its
+    products; on the rank where that is longest."""
+    pairs = zip(plan.classes, plain.classes, strict=True)
+    return max(_remaking(_work(plan, one), _work(plain, other), machine) for one, other in pairs)
+
+
 def _exchanging(plan: Plan, found: RankClass, machine: Machine) -> float:
     first = next(iter(plan.mesh.ranks(found.slice)))
     total = 0.0
@@ -64,7 +71,11 @@ def _work(plan: Plan, found: RankClass) -> _Work:
 def _computing(mine: _Work, plain: _Work, plan: Plan, machine: Machine) -> float:
     dtype = plan.precision.compute or plan.buckets[0].dtype
     products = machine.roofline(mine.flops, 0.0, dtype)
-    return products + _PASSES * max(0, plain.saved - mine.saved) / machine.bandwidth
+    return products + _remaking(mine, plain, machine)
+
+
+def _remaking(mine: _Work, plain: _Work, machine: Machine) -> float:
+    return _PASSES * max(0, plain.saved - mine.saved) / machine.bandwidth
 
 
 def _moves(found: RankClass) -> Iterator[Comm]:

@@ -22,11 +22,11 @@ from piper.mesh import Group, Slice
 from piper.passes.dispatch.early_messages import early_messages
 from piper.passes.dispatch.emit import emit
 from piper.passes.dispatch.hold_again import hold_again
-from piper.passes.dispatch.in_turn import in_turn
 from piper.passes.dispatch.leave_free import leave_free
 from piper.passes.dispatch.list_schedule import Ordered, crossed_messages, schedule
 from piper.passes.dispatch.pace import pace
 from piper.passes.dispatch.passing_sums import passing_sums
+from piper.passes.dispatch.take_turns import take_turns
 from piper.passes.physical.bind import GetBodies, bind_bodies
 from piper.passes.physical.buckets import WIDE_ENOUGH, Bucketed, make_buckets
 from piper.passes.physical.clip import Clip, measure_norm
@@ -164,10 +164,10 @@ def _hold_again(state: Lowering) -> None:
     state.physical = hold_again(state.graph)
 
 
-def _in_turn(state: Lowering) -> None:
+def _take_turns(state: Lowering) -> None:
     for cadence in state.cadences:
-        if cadence.in_turn:
-            state.physical = in_turn(state.graph, cadence.origin)
+        if cadence.under_way:
+            state.physical = take_turns(state.graph, cadence.under_way, cadence.origin)
 
 
 def _schedule(state: Lowering) -> None:
@@ -219,7 +219,7 @@ PASSES = (
     Pass("sort", _sort),  # every node behind those that it waits for
     Pass("orders", _order),  # the user's orders as edges
     Pass("again", _hold_again),  # what is computed again is not, before it is needed
-    Pass("turns", _in_turn),  # microbatches one after the other, if that was chosen
+    Pass("turns", _take_turns),  # at most some microbatches under way, if that was chosen
     Pass("schedule", _schedule),  # one global order by list scheduling
     Pass("sums", _pass_sums),  # whether gradients lie in the place of their sums
     Pass("pace", _pace),  # gathers for each use; receives and reductions held in step

@@ -18,8 +18,8 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
     reduced after every `reduce_every` microbatches, and what is gathered stays for `reuse` uses; either
     is ONCE a step, or None where the user has said it. Of the buckets `kept` it stays all step. Memory
     for that may come from its chunks, of whose results only so much is kept for backwards, which compute
-    the rest `again`; as `recompute` has it. What is said of a `split` is said of all chunks: `in_turn`,
-    each microbatch is over before the next one begins."""
+    the rest `again`; as `recompute` has it. What is said of a `split` is said of all chunks: at most
+    so many microbatches are `under_way` at once, any number with 0."""
 
     origin: int
     reduce_every: int | None
@@ -27,7 +27,7 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str
     kept: tuple[int, ...] = ()
     again: Again = ""
-    in_turn: bool = False
+    under_way: int = 0
 
     def __str__(self) -> str:
         words = []
@@ -39,12 +39,19 @@ class Cadence(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append(f"parameters are gathered {often}")
         if self.kept:
             words.append(f"those of {len(self.kept)} buckets once a step")
-        if self.in_turn:
-            words.append("microbatches run one after the other")
+        if self.under_way:
+            words.append(under_way(self.under_way))
         if self.again:
             what = "all" if self.again == "nothing" else "what is cheap"
             words.append(f"{what} is computed again in backwards")
         return f"{', '.join(words)}: {self.reason}"
+
+
+def under_way(most: int) -> str:
+    """In words."""
+    if most == 1:
+        return "microbatches run one after the other"
+    return f"at most {most} microbatches are under way"
 
 
 def every(number: int) -> str:

@@ -24,7 +24,7 @@ from piper.plan.cadence import Cadence
 from piper.plan.slots import Slot
 from piper.plan.tasks import Meeting, Task, all_tasks
 
-VERSION = 12
+VERSION = 13
 TaskT = TypeVar("TaskT", bound=Task, default=Task)  # the union of all kinds, while JSON is decoded
 
 

@@ -147,8 +147,9 @@ def _cadences(plan: Plan) -> Iterator[str]:
             shared = 0 <= bucket < len(plan.buckets) and plan.buckets[bucket].over
             if cadence.reuse is None or not shared:
                 yield f"bucket {bucket} is kept by {plan.history[cadence.origin]}"
-        if cadence.in_turn and not isinstance(directive, Split):
-            yield f"microbatches in turn are chosen for {plan.history[cadence.origin]}"
+        if cadence.under_way and not (cadence.under_way > 0 and isinstance(directive, Split)):
+            number = cadence.under_way
+            yield f"{number} microbatches under way are chosen for {plan.history[cadence.origin]}"
         if cadence.again and any(isinstance(r.directive, Recompute) for r in plan.history):
             yield "results are computed again by choice, but the user speaks of that"
 

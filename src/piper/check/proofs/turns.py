@@ -1,22 +1,20 @@
-"""turns: each microbatch is over before the next one begins, where that was chosen to save memory."""
+"""turns: no more microbatches are, at once, than was chosen to save memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from piper.check.parties import World
 from piper.check.problem import Problem, problem
-from piper.plan.tasks import Run, microbatch_of
+from piper.plan.cadence import under_way
+from piper.plan.under_way import most_under_way
 
 
 def turns(world: World) -> Iterator[Problem]:
-    """A chunk that runs behind one of a later microbatch."""
-    if not any(cadence.in_turn for cadence in world.plan.cadences):
-        return
-    for party in world.distinct:
-        runs = [(i, task) for i, task in enumerate(party.tasks) if isinstance(task, Run)]
-        for (at, one), (behind, other) in pairwise(runs):
-            if microbatch_of(other, world.split_tags) < microbatch_of(one, world.split_tags):
-                text = f"{other.name} runs behind {one.name}, but microbatches are to take turns"
-                yield problem(world, "turns", text, (party, at), (party, behind))
+    """A body with which one more begins."""
+    for chosen in {cadence.under_way for cadence in world.plan.cadences} - {0}:
+        for party in world.distinct:
+            found, at = most_under_way(party.tasks, world.split_tags)
+            if found > chosen:
+                text = f"{party.tasks[at].name} begins when {found - 1} others are under way"
+                yield problem(world, "turns", f"{text}, but {under_way(chosen)}", (party, at))

@@ -15,7 +15,7 @@ from piper.ir.layouts import Partial, change_between, dual, local
 from piper.ir.nodes import Chunk, Owner
 from piper.ir.values import Value, made_for, plain_layout
 from piper.mesh import Slice
-from piper.passes.physical.draft import Draft, at_slice
+from piper.passes.physical.draft import Draft, at_slice, lane
 from piper.passes.physical.relayout import Way, collective
 from piper.passes.physical.tangents import sum_tangent
 
@@ -155,11 +155,16 @@ class Relayouts:
     ) -> None:
         owner = _owner(node, axes)
         assert result.slice is not None
-        way = Way(name, result.slice, owner.stream, owner.origin, node.tags)
+        way = Way(name, result.slice, self._stream(node, owner), owner.origin, node.tags)
         comm = collective(self.logical.mesh, made, result, way)
         assert comm is not None
         self.draft.value(result)
         self.draft.node(comm)
+
+    def _stream(self, node: Chunk, owner: Owner) -> str:
+        """Microbatches take turns on the lanes, so that one's exchanges go on beside another's."""
+        turn = self.logical.microbatch(node) % self.draft.lanes
+        return lane(self.logical, owner.stream, turn)
 
 
 def made_again(name: str) -> str:

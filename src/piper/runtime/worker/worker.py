@@ -229,14 +229,26 @@ class Worker:
                 self.steps.last.drop_gradients()
             self.steps.last, self.steps.under_way = None, True
         num = self.plan.num_microbatches
+        leaves = self._pinned(leaves)
         for index, slot in self.batch_slots:
             leaf = leaves[slot.source]
             rows = leaf.shape[0] // num
             part = leaf[slot.microbatch * rows : (slot.microbatch + 1) * rows]
             dtype = getattr(torch, slot.dtype) if part.is_floating_point() else part.dtype
-            self.slots[index] = part.to(self.device, dtype).contiguous()
+            self.slots[index] = part.to(self.device, dtype, non_blocking=True).contiguous()
         self.keys.load(self.slots)
         self.guard.begin()
+
+    def _pinned(self, leaves: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Leaves from where a device takes them without its host, which else waits for each copy."""
+        if self.device.type != "cuda":
+            return leaves
+        used = {slot.source for _, slot in self.batch_slots}
+        return {
+            name: leaf if leaf.is_cuda else leaf.pin_memory()
+            for name, leaf in leaves.items()
+            if name in used
+        }
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """From the next step on, parameter groups have these values, such as {"lr": 3e-4}."""
