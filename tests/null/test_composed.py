@@ -71,3 +71,14 @@ def test_other_ranks_than_torchrun_starts(
     assert main(["train", moe.__file__, "--dp", "2", "--ep", "2", "--steps", "1"]) == 2
     said = capsys.readouterr().err
     assert "torchrun started 3 ranks, but the strategy has 2 ranks (dp=2 ep=2)" in said
+
+
+def test_zero_over_one_rank_is_said() -> None:
+    """Sweeps come down to one rank, and ranks of experts are none of their data ranks."""
+    program = piper.trace(moe.model, moe.batch(), moe.step)
+    alone = program.apply(parallel(dp=1, zero=3)).lower().summary()
+    assert "zero=3): ZeRO cuts nothing, since dp=1 ep=1 is one rank" in alone
+    experts = program.apply(parallel(dp=2, ep=2, zero=2)).lower().summary()
+    assert "EP='*'), over='dp', zero=2): ZeRO cuts nothing, since dp=1 is one rank" in experts
+    assert experts.count("cuts nothing") == 1
+    assert "cuts nothing" not in program.apply(parallel(dp=2, zero=2)).lower().summary()
