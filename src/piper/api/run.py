@@ -160,7 +160,7 @@ class Run:
         `done()` of what is returned must be asked until it is true. `training` is kept as it is.
         """
         self._open()
-        saving = Saving(self, folder, dict(training))
+        saving = Saving(self, folder, training)
         if wait:
             saving.wait()
         return saving
@@ -174,7 +174,7 @@ class Run:
             return None
         if self.workers.settled_steps(survivors) - {None} != {self.steps}:
             return None
-        return Saving(self, folder, dict(training), survivors).wait()
+        return Saving(self, folder, training, survivors).wait()
 
     def save_weights(
         self,
