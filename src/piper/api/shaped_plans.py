@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from piper.bodies.leaves import batch_constants, batch_leaves
-from piper.errors import RunError
+from piper.errors import Call, CheckError, RunError, user_source
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.types import Plan
 
@@ -46,7 +47,8 @@ class ShapedPlans:
             if shapes not in self.shapes:
                 self._check(shapes)
             begin = time.perf_counter()
-            job = self.job.shaped(shapes, training=purpose == "train")
+            with _naming_batch("run.step" if purpose == "train" else "run.evaluate", shapes):
+                job = self.job.shaped(shapes, training=purpose == "train")
             seconds = time.perf_counter() - begin
             if shapes not in self.shapes:
                 self.shapes.append(shapes)
@@ -69,7 +71,9 @@ class ShapedPlans:
                     "launch(..., shapes=N)",
                 )
             begin = time.perf_counter()
-            job = self.job.prediction(predict, batch)
+            shapes = tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items())
+            with _naming_batch("run.predict", shapes):
+                job = self.job.prediction(predict, batch)
             role = f"predict {len(self._predictions) + 1}"
             seconds = time.perf_counter() - begin
             self._predictions[key] = ShapedPlan(role, job.plan, job.bodies, seconds)
@@ -93,6 +97,21 @@ class ShapedPlans:
                 details=known,
                 legal="batches padded to a few lengths, or launch(..., shapes=N)",
             )
+
+
+@contextmanager
+def _naming_batch(name: str, shapes: Shapes) -> Iterator[None]:
+    """A plan that cannot be proved, as where it needs more memory than the job's limit, has its error
+    name the batch that it is for, and the user's line that gives that."""
+    try:
+        yield
+    except CheckError as error:
+        message = f"a batch of {shapes_text(shapes)}: {error.message}"
+        error.reword(message, error.details, error.legal and f"a smaller batch, {error.legal}")
+        source = user_source()
+        if source is not None:
+            error.at(Call(name, source))
+        raise
 
 
 def _function_key(function: Any) -> Any:
