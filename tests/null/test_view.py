@@ -360,6 +360,19 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("finds", [True, False])
+def test_where_no_browser_is_found_it_is_said_where_the_page_lies(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], finds: bool
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda uri: finds)
+    monkeypatch.chdir(saved)
+    said = f"no browser was found here: open {saved.resolve() / 'plan.html'} in one\n"
+    assert main(["show", "plan.json", "--open"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("wrote plan.html, ")
+    assert printed.err == ("" if finds else said)
+
+
 def test_piper_show(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = saved / "report.html"
     assert main(["show", f"{saved}/plan.json", f"{saved}/run.timeline", "--out", f"{out}"]) == 0
