@@ -53,7 +53,11 @@ def test_degrees_are_those_that_were_given() -> None:
     found = program.apply(parallel(dp=2, ep=2, zero=1))
     assert str(found.graph.mesh) == "pp=1 dp=1 ep=2"
     assert ranks_text(found.history, found.graph.mesh) == "2 ranks (dp=2 ep=2)"
-    assert strategy_line(found.lower().plan) == "dp 2, ep 2 · ZeRO-1"
+    job = found.lower()
+    assert strategy_line(job.plan) == "dp 2, ep 2 · ZeRO-1"
+    assert "mesh pp=1 dp=1 ep=2, 2 ranks, 2 data ranks (dp=1 x ep=2) x 1 micro" in job.summary()
+    alone = program.apply(parallel(dp=2)).lower().summary()
+    assert "mesh pp=1 dp=2 ep=1, 2 ranks, 2 data ranks x 1 micro" in alone
     assert ranks_text((), found.graph.mesh) == "2 ranks (pp=1 dp=1 ep=2)"
     assert ranks_text((), Mesh()) == "1 rank"
 

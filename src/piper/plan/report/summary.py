@@ -19,7 +19,7 @@ _NAMED = 4  # parameters that a line names
 def summarize(plan: Plan[Any]) -> str:
     lines = [
         f"plan {plan.content_hash()}: mesh {plan.mesh}, {plan.mesh.size} ranks, "
-        f"{plan.num_data_ranks} data ranks x {plan.num_microbatches} microbatches",
+        f"{_data_ranks(plan)} x {plan.num_microbatches} microbatches",
         f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {_optimizers(plan)}, "
         f"precision {plan.precision}",
     ]
@@ -39,6 +39,14 @@ def summarize(plan: Plan[Any]) -> str:
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
     return "\n".join(lines)
+
+
+def _data_ranks(plan: Plan) -> str:
+    """`4 data ranks`, and of which axes they are, as experts have some of `parallel(dp=4, ep=2)`."""
+    sizes = [(axis, plan.mesh.size_of((axis,))) for axis in plan.data_axes]
+    several = any(size > 1 for _, size in sizes[1:])
+    made = f" ({' x '.join(f'{axis}={size}' for axis, size in sizes)})" if several else ""
+    return f"{plan.num_data_ranks} data ranks{made}"
 
 
 def _without_effect(plan: Plan) -> Iterator[str]:
