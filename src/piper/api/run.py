@@ -239,8 +239,8 @@ class Run:
         with a row for each sample, in the order of the batch.
 
         The batch need not have all that training reads. A plan is compiled for each function, with the
-        values that it reads itself, and each shape of batches. With `ema` parameters hold their moving
-        averages.
+        values that it and functions of its own module read, and each shape of batches. With `ema`
+        parameters hold their moving averages.
         """
         if ema:
             with self._averaged():

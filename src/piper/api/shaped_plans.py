@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from piper.api.job import Job
 
 SHAPES = 8  # of how many shapes batches may be, unless the user says
+FOLLOWED = 64  # functions that one of a prediction calls, whose code and values are looked at
 Purpose = Literal["train", "eval"]
 
 
@@ -116,14 +117,26 @@ def _naming_batch(name: str, shapes: Shapes) -> Iterator[None]:
 
 def _function_key(function: Any) -> Any:
     """The same for a function that is written once, however often it is made, if all that it does is in
-    its code. What that reads of its module is part of the key: a plan has it as it was traced."""
+    its code. What that reads of its module is part of the key, and so is what functions of the same
+    module read that it calls: a plan has it as it was traced."""
     if not isinstance(function, FunctionType):
         return function
-    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
-        return function
-    known = function.__globals__
-    read = [(name, _value_key(known[name])) for name in _names(function.__code__) if name in known]
-    return function.__code__, tuple(read)
+    followed: list[Any] = [function]
+    key = []
+    for each in followed:  # which grows
+        known, read = each.__globals__, list[tuple[str, Any]]()
+        for name in dict.fromkeys(_names(each.__code__)):
+            if name not in known:  # an attribute, or a builtin
+                continue
+            value = known[name]
+            own = isinstance(value, FunctionType) and value.__globals__ is known
+            if own and value not in followed and len(followed) < FOLLOWED:
+                followed.append(value)
+            there = own and value in followed
+            read.append((name, followed.index(value) if there else _value_key(value)))
+        holds = each.__closure__ or each.__defaults__ or each.__kwdefaults__
+        key.append((each if holds else each.__code__, tuple(read)))
+    return tuple(key)
 
 
 def _names(code: CodeType) -> Iterator[str]:
