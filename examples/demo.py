@@ -20,6 +20,7 @@ def main() -> None:
     program = piper.trace(moe_lm.model, moe_lm.batch(), moe_lm.step)
     strategy = parallel(pp=2, dp=2, ep=2, zero=2, schedule="dualpipev", microbatches=4)
     job = program.apply(strategy).lower(optimizer=moe_lm.optimizer, clip=1.0)
+    print("the 2 data ranks of a stage share its experts: dp=2 with ep=2 is a mesh of dp=1 x ep=2")
     print(job.summary())
     training = piper.train(
         job,

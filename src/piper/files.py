@@ -9,8 +9,9 @@ import stat
 import sys
 from itertools import accumulate
 from types import ModuleType
+from typing import Any
 
-from piper.errors import Call, FileError, PiperError, nearest
+from piper.errors import Call, FileError, PiperError, nearest, user_source
 
 PREFIX = "piper_file_"
 MEBIBYTE = 1 << 20
@@ -23,6 +24,17 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _INTEGER = re.compile(rb"(?<![\d.eE+])\d{19,}(?![\d.eE])")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+def check_path(given: Any, name: str) -> None:
+    """Raise, with the user's line that calls `name`, unless a file or folder can have this path."""
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(path, str) or "\0" in path:
+        raise FileError(
+            f"{given!r} is no path",
+            call=Call(name, user_source()),
+            legal='a text, such as "runs/first", or a pathlib.Path',
+        )
 
 
 def read_bytes(

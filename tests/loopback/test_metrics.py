@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import piper
 from piper.bodies.leaves import map_leaves
-from piper.errors import TraceError
+from piper.errors import AxisError, TraceError
 from piper.frontend.capture.step_results import loss_and_metrics
 from piper.plan.tasks import Comm
 from piper.strategies import parallel
@@ -118,6 +118,55 @@ def test_metrics_are_those_of_one_device_and_change_no_bit_of_training(
 @pytest.mark.parametrize(("name", "degrees"), TENSOR_ROWS)
 def test_so_they_are_where_tensors_are_cut(name: str, degrees: dict[str, Any]) -> None:
     _check(tensor_zoo.CASES[name], degrees, adversary=False)
+
+
+def _of_parameters(case: Any) -> Any:
+    """The step of a case with metrics of parameters, each read where the loss is made."""
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        loss = case.step(model, batch)
+        norms = {name: p.norm() for name, p in model.named_parameters() if p.ndim > 1}
+        return loss, norms
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [{"tp": 2}, {"tp": 2, "sp": True}, {"cp": 2}, {"pp": 2, "tp": 2}, {"pp": 2, "tp": 2, "sp": True},
+     {"pp": 2, "tp": 2, "dp": 2, "zero": 2}],
+    ids=str,
+)  # fmt: skip
+def test_metrics_may_read_parameters_that_are_cut_in_another_stage(degrees: dict[str, Any]) -> None:
+    """They give no gradient: it does not matter which other code reads a parameter, and how."""
+    case = tensor_zoo.CASES["fused"]
+    batch = case.batch(0)
+    program = piper.trace(case.model, batch, _of_parameters(case)).apply(parallel(**degrees))
+    job, model = program.lower(optimizer=ADAMW), case.model()
+    load_initial(model, job)
+    with job.launch("loopback") as run:
+        found = run.step(batch).metrics
+        gradients = run.gradients()
+    assert found == pytest.approx(_of_one_device(job, model, batch), rel=1e-10)
+    plain = piper.trace(case.model, batch, case.step).apply(parallel(**degrees))
+    with plain.lower(optimizer=ADAMW).launch("loopback") as run:
+        run.step(batch)
+        for name, gradient in run.gradients().items():
+            torch.testing.assert_close(gradients[name], gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_a_metric_that_zero_3_cannot_gather_for_is_named() -> None:
+    case = tensor_zoo.CASES["fused"]
+    strategy = parallel(pp=2, tp=2, dp=2, zero=3)
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+        loss, norms = _of_parameters(case)(model, batch)
+        return loss, dict([next(iter(norms.items()))])
+
+    program = piper.trace(case.model, case.batch(0), step).apply(strategy)
+    name = r"replicate \(tests/.*.py:\d+\): F\[.*\], which makes metrics \((.*)\), reads \1 whole"
+    with pytest.raises(AxisError, match=name):
+        program.lower()
 
 
 class _Stages(nn.Module):

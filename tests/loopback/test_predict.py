@@ -135,10 +135,55 @@ def _of_module(scale: float) -> Any:
     return _by_module
 
 
+def _by_calls(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return model(batch) * _even(2)
+
+
+def _even(left: int) -> float:
+    return _odd(left - 1) if left else _SCALE
+
+
+def _odd(left: int) -> float:
+    return _even(left - 1)
+
+
+def _of_called(scale: float) -> Any:
+    _of_module(scale)
+    return _by_calls
+
+
+_rule: Any = None
+
+
+def _of_rule(scale: float) -> Any:
+    """The function itself is another one."""
+    global _rule
+    _rule = (lambda x: x) if scale == 1.0 else (lambda x: x * 10.0)
+    return _by_rule
+
+
+def _by_rule(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    found: Tensor = _rule(model(batch))
+    return found
+
+
+_TABLE = torch.ones(3)
+
+
+def _by_default(model: nn.Module, batch: dict[str, Tensor], rows: int = 0) -> Tensor:
+    assert len(_TABLE) > rows  # what is no plain value goes by itself
+    return _by_module(model, batch)
+
+
+def _of_default(scale: float) -> Any:
+    _of_module(scale)
+    return _by_default
+
+
 @pytest.mark.parametrize(
     "make",
-    [lambda scale: _Scaled(scale).predict, _scaled, _of_module],
-    ids=["method", "default", "module"],
+    [lambda scale: _Scaled(scale).predict, _scaled, _of_module, _of_called, _of_rule, _of_default],
+    ids=["method", "default", "module", "called", "function", "default and module"],
 )
 def test_equal_code_with_other_values_is_another_function(make: Any) -> None:
     case = zoo.CASES["untagged"]
@@ -148,6 +193,8 @@ def test_equal_code_with_other_values_is_another_function(make: Any) -> None:
         once = run.predict(batch, make(1.0))
         assert torch.equal(run.predict(batch, make(10.0)), 10.0 * once)
         assert torch.equal(run.predict(batch, make(1.0)), once)
+        if make in (_of_module, _of_called, _of_rule, _of_default):  # code and values as before
+            assert sum(role.startswith("predict") for role in run.workers.plans) == 2
 
 
 def test_moving_averages_predict_too() -> None:

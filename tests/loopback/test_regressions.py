@@ -391,7 +391,7 @@ def test_directives_of_two_axes_commute_for_a_tied_parameter() -> None:
         s.replicate(piper.where(PP=0), over="dp", zero=2)
         s.replicate(piper.where(PP=0), over="ep", prefetch=3)
         s.replicate(piper.where(PP=1), over="ep")
-        s.replicate(piper.where(PP=1), over="dp", zero=2, prefetch=2, reuse=2)
+        s.replicate(piper.where(PP=1), over="dp", zero=2, prefetch=2, reuse="step")
 
     check(two(tied), strategy=strategy)
 

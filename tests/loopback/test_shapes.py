@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import piper
 from piper.api.job import Job
-from piper.errors import PlanError, RunError, TraceError
+from piper.check.peak import most_bytes
+from piper.errors import CheckError, PlanError, RunError, TraceError
 from piper.passes.dispatch import passing_sums
 from piper.runtime.worker.storages import held_bytes
 from piper.strategies import parallel
@@ -166,7 +167,7 @@ def test_rows_that_do_not_divide_are_refused_with_those_that_do() -> None:
         with pytest.raises(RunError) as refused:
             run.step(ragged.batch(6, 6, 0))
         assert str(refused.value) == (
-            "run.step (tests/loopback/test_shapes.py:167): a batch of 6 samples does not divide into 2 "
+            "run.step (tests/loopback/test_shapes.py:168): a batch of 6 samples does not divide into 2 "
             "data ranks x 2 microbatches\n"
             "  legal: a multiple of 4; a DataLoader with drop_last=True has no smaller batch"
         )
@@ -182,7 +183,7 @@ def test_there_is_a_limit_to_the_number_of_shapes() -> None:
         with pytest.raises(RunError) as refused:
             run.step(ragged.batch(8, 5, 0))
     assert str(refused.value) == (
-        "run.step (tests/loopback/test_shapes.py:183): a batch of tokens [8, 5], labels [8, 5]: of "
+        "run.step (tests/loopback/test_shapes.py:184): a batch of tokens [8, 5], labels [8, 5]: of "
         "another shape than the 2 so far, and a plan is compiled for each\n"
         "    tokens [8, 6], labels [8, 6]\n"
         "    tokens [8, 4], labels [8, 4]\n"
@@ -190,6 +191,25 @@ def test_there_is_a_limit_to_the_number_of_shapes() -> None:
     )
     with pytest.raises(PlanError, match="shapes=0"):
         _job("one").launch("single", shapes=0)
+
+
+def test_a_shape_that_breaks_the_limit_of_memory_is_named_with_the_line() -> None:
+    """Witnesses name the lines of directives, which are not those that give the batch."""
+    large = ragged.batch(80, 6, 0)
+    limit = most_bytes(_job("pp2").plan)
+    shown = (
+        r"\(tests/loopback/test_shapes.py:\d+\): a batch of tokens \[80, 6\](, labels \[80, 6\])?: "
+    )
+    over = shown + "limit: .* needs (.|\n)* legal: a smaller batch, replicate"
+    with _job("pp2", memory_limit=limit).launch("loopback") as run:
+        run.step(ragged.batch(8, 6, 0))
+        with pytest.raises(CheckError, match=rf"run\.step {over}") as refused:
+            run.step(large)
+        assert ".py:" in "".join(refused.value.details)
+        with pytest.raises(CheckError, match=rf"run\.evaluate {over}"):
+            run.evaluate(large)
+        with pytest.raises(CheckError, match=rf"run\.predict {over}"):
+            run.predict(large, lambda model, batch: model(batch["tokens"]))
 
 
 def test_what_cannot_be_another_shape_of_the_same_batch() -> None:

@@ -53,7 +53,11 @@ def test_degrees_are_those_that_were_given() -> None:
     found = program.apply(parallel(dp=2, ep=2, zero=1))
     assert str(found.graph.mesh) == "pp=1 dp=1 ep=2"
     assert ranks_text(found.history, found.graph.mesh) == "2 ranks (dp=2 ep=2)"
-    assert strategy_line(found.lower().plan) == "dp 2, ep 2 · ZeRO-1"
+    job = found.lower()
+    assert strategy_line(job.plan) == "dp 2, ep 2 · ZeRO-1"
+    assert "mesh pp=1 dp=1 ep=2, 2 ranks, 2 data ranks (dp=1 x ep=2) x 1 micro" in job.summary()
+    alone = program.apply(parallel(dp=2)).lower().summary()
+    assert "mesh pp=1 dp=2 ep=1, 2 ranks, 2 data ranks x 1 micro" in alone
     assert ranks_text((), found.graph.mesh) == "2 ranks (pp=1 dp=1 ep=2)"
     assert ranks_text((), Mesh()) == "1 rank"
 
@@ -71,3 +75,14 @@ def test_other_ranks_than_torchrun_starts(
     assert main(["train", moe.__file__, "--dp", "2", "--ep", "2", "--steps", "1"]) == 2
     said = capsys.readouterr().err
     assert "torchrun started 3 ranks, but the strategy has 2 ranks (dp=2 ep=2)" in said
+
+
+def test_zero_over_one_rank_is_said() -> None:
+    """Sweeps come down to one rank, and ranks of experts are none of their data ranks."""
+    program = piper.trace(moe.model, moe.batch(), moe.step)
+    alone = program.apply(parallel(dp=1, zero=3)).lower().summary()
+    assert "zero=3): ZeRO cuts nothing, since dp=1 ep=1 is one rank" in alone
+    experts = program.apply(parallel(dp=2, ep=2, zero=2)).lower().summary()
+    assert "EP='*'), over='dp', zero=2): ZeRO cuts nothing, since dp=1 is one rank" in experts
+    assert experts.count("cuts nothing") == 1
+    assert "cuts nothing" not in program.apply(parallel(dp=2, zero=2)).lower().summary()

@@ -29,6 +29,11 @@ def _refused(program: piper.Program, strategy: Callable[[Schedule], None]) -> st
     return str(caught.value)
 
 
+def _over_two(s: Schedule, **options: Any) -> None:
+    s.mesh(dp=2)
+    s.replicate(where(), over="dp", **options)
+
+
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
@@ -40,6 +45,9 @@ def _refused(program: piper.Program, strategy: Callable[[Schedule], None]) -> st
         (lambda s: s.split(where(), "MB", "2"), "cannot split into 2"),
         (lambda s: s.split(where(), "MB", 1.5), "cannot split into 1.5"),
         (lambda s: s.split(where(), "MB", 10**12), "samples cannot be split into 1000000000000"),
+        (lambda s: _over_two(s, zero=2, reuse=2), "reuse=2 with zero=2 (requirement 3)"),
+        (lambda s: _over_two(s, zero=0, reuse=1), "reuse=1 with zero=0 (requirement 3)"),
+        (lambda s: _over_two(s, zero=0, reduce_every=1), "reduce_every=1 with zero=0"),
         (lambda s: s.order(3), "3 is no list of groups"),
         (lambda s: s.order([where(), 3]), "something else than where"),
     ],

@@ -320,9 +320,16 @@ def test_questions_of_a_timeline(files: Path, capsys: pytest.CaptureFixture[str]
     assert out.startswith("F[PP=2,MB=0] on pp=1 (run on stream compute, s.place(")
     out, _ = _explained(capsys, files, "run.timeline", "--path")
     assert len(out.splitlines()) > 10 and "F[PP=0,MB=0]" in out
+    path, _ = _explained(capsys, files, "run.timeline")
     out, _ = _explained(capsys, files, "run.timeline", "--what-if", "B=0", "--what-if", "send=2")
     lines = out.splitlines()
     assert lines[0].startswith("replayed") and "free the step is" in lines[1] and len(lines) == 3
+    (listed, *_) = (line.partition("%  ")[2] for line in path.splitlines() if "  s.place(" in line)
+    changed = [
+        _explained(capsys, files, "run.timeline", "--what-if", f"{text}=0.5")[0].replace(text, "")
+        for text in (listed, listed.removeprefix("s."))
+    ]
+    assert changed[0] == changed[1] and "0.5 x as long" in changed[0]
     for number, others in (("1", ["--step", "1"]), ("2", ["--step", "2"]), ("2", [])):
         asked = ["--what-if", "B=0", *others, "--json"]
         facts = json.loads(_explained(capsys, files, "run.timeline", *asked)[0])

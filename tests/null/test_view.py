@@ -22,6 +22,7 @@ from piper.errors import FileError, PlanError
 from piper.insight.causes import Causes
 from piper.insight.critical_path import critical_path
 from piper.insight.use_of_time import use_of_time
+from piper.ir.form.byte_sizes import show_size
 from piper.observe.flows import Place
 from piper.observe.pictures.svg import draw_svg
 from piper.observe.timeline import Timeline
@@ -291,6 +292,17 @@ def test_a_job_simulates_its_step_and_a_timeline_saves_itself(tmp_path: Path) ->
         job.simulate(steps=0)
 
 
+@pytest.mark.parametrize("name", ["pp_dp_ep", "zero3", "state"])
+def test_the_peak_is_that_of_the_summary(name: str) -> None:
+    """However tasks overlap in time: their order of dispatch is known before any machine is."""
+    job = job_of(plan_of(name))
+    (row,) = [line for line in job.summary().splitlines() if line.startswith("peak of a rank")]
+    most = max(peak.total for peak in job.report.peaks)
+    assert f"  {show_size(most)}" in job.summary().partition(row)[2]
+    assert read_report(job.plan, simulated(job.plan)).head["plan"]["peak"] == most
+    assert f"<b>{show_size(most)}</b>" in job._repr_html_()
+
+
 def test_job_show_and_notebooks(tmp_path: Path) -> None:
     job = job_of(plan_of("pp_dp_ep"))
     job.show(tmp_path / "job.html", machine="h100")
@@ -346,6 +358,19 @@ def saved(tmp_path: Path) -> Path:
     (tmp_path / "other.timeline").write_bytes(to_bytes(simulated(plan_of("dp"))))
     (tmp_path / "alone.timeline").write_bytes(to_bytes(two_ranks()))
     return tmp_path
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_where_no_browser_is_found_it_is_said_where_the_page_lies(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], finds: bool
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda uri: finds)
+    monkeypatch.chdir(saved)
+    said = f"no browser was found here: open {saved.resolve() / 'plan.html'} in one\n"
+    assert main(["show", "plan.json", "--open"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("wrote plan.html, ")
+    assert printed.err == ("" if finds else said)
 
 
 def test_piper_show(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -408,7 +408,8 @@ class _Build:
         more = f", zero={zero}" if zero else ""
         if self.chance(40):
             uses = self.one_of((1, 2, 3, "'step'"))
-            more += f", prefetch={self.one_of((0, 1, 2, 5))}, reuse={uses}"
+            more += f", prefetch={self.one_of((0, 1, 2, 5))}"
+            more += f", reuse={uses}" if zero == 3 else ""
         if zero > 1 and self.chance(60):
             more += f", reduce_every={self.one_of((1, 2, 3))}"
         parts = [axes]

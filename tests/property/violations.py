@@ -313,6 +313,7 @@ _BAD_OPTIONS = (
     "reuse=0", "reuse='1'", "bucket_size=0", "bucket_size=-3", "bucket_size=1.5",
     "bucket_size='5 parsecs'", "bucket_size='MiB'", "reduce_every=1", "zero=2, reduce_every=0",
     "zero=3, reduce_every='end'", "zero=2, reduce_every=True", "zero=3, reuse='always'",
+    "reuse=1", "zero=1, reuse=2", "zero=2, reuse=3",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from piper.compiler.driver import Asking, Lowered
 from piper.compiler.source import Source
 from piper.cost.machine import Machine
 from piper.errors import Call, FileError, NoSuchAttribute, PlanError, naming_line, user_source
-from piper.files import PLAN_LIMIT, check_writable, read_bytes, write_bytes
+from piper.files import PLAN_LIMIT, check_path, check_writable, read_bytes, write_bytes
 from piper.frontend.capture.step_results import PredictStep
 from piper.ir.form.graph_text import graph_to_text
 from piper.ir.form.screen import on_a_screen
@@ -57,6 +57,7 @@ def load_job(path: str | os.PathLike[str]) -> Job:
     It launches, trains and evaluates without the model's code. Operators of the user's own must be
     registered before.
     """
+    check_path(path, "load_job")
     data = read_bytes(path, limit=PLAN_LIMIT)
     try:
         return _loaded(job_from_json(data))
@@ -178,6 +179,7 @@ class Job:
         `evaluation=False` leaves the evaluation out, for a model that has none. Of weights in files it
         has their places.
         """
+        check_path(path, "job.save")
         if self.memory:
             raise PlanError(
                 "the job starts from a state_dict in memory, which its file cannot name",
@@ -290,6 +292,7 @@ class Job:
         if path is None:
             path, open = temporary_page(), open or is_seen()
             print(f"the report is {path}")
+        check_path(path, "job.show")
         if not is_page(path):
             raise FileError(f"{os.fspath(path)} is no page", legal="a file called .html")
         check_writable(path)
@@ -324,6 +327,7 @@ class Job:
     ) -> Run:
         """Launch, as `launch` does, and go on from what `run.save(folder)` wrote, under any strategy; or
         from the latest of the checkpoints in a folder."""
+        check_path(folder, "job.resume")
         path, manifest = found_in(folder)
         check_resumable(manifest, self.plan, path)
         run = self._started(launcher, options, manifest.state(path))

@@ -44,7 +44,7 @@ from piper.errors import (
     naming_line,
     user_source,
 )
-from piper.files import PLAN_LIMIT, read_bytes, write_bytes
+from piper.files import PLAN_LIMIT, check_path, read_bytes, write_bytes
 from piper.frontend.capture.capture import Step
 from piper.frontend.capture.counted import CountedStep
 from piper.frontend.cut.stage_choice import StageCut
@@ -121,6 +121,7 @@ def load_program(
     again; the graph must come out as saved. Without them it can be looked at, changed by directives,
     compared and exported, but not lowered.
     """
+    check_path(path, "load_program")
     saved = program_from_json(read_bytes(path, limit=PLAN_LIMIT))
     if make_model is None or step is None:
         if make_model is not None or step is not None:
@@ -220,6 +221,7 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph and the history as JSON, for `load_program`."""
+        check_path(path, "program.save")
         write_bytes(path, self.to_json())
 
     def history_as_code(self) -> str:

@@ -160,7 +160,7 @@ class Run:
         `done()` of what is returned must be asked until it is true. `training` is kept as it is.
         """
         self._open()
-        saving = Saving(self, folder, dict(training))
+        saving = Saving(self, folder, training)
         if wait:
             saving.wait()
         return saving
@@ -174,7 +174,7 @@ class Run:
             return None
         if self.workers.settled_steps(survivors) - {None} != {self.steps}:
             return None
-        return Saving(self, folder, dict(training), survivors).wait()
+        return Saving(self, folder, training, survivors).wait()
 
     def save_weights(
         self,
@@ -239,8 +239,8 @@ class Run:
         with a row for each sample, in the order of the batch.
 
         The batch need not have all that training reads. A plan is compiled for each function, with the
-        values that it reads itself, and each shape of batches. With `ema` parameters hold their moving
-        averages.
+        values that it and functions of its own module read, and each shape of batches. With `ema`
+        parameters hold their moving averages.
         """
         if ema:
             with self._averaged():

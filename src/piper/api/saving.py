@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
+import reprlib
 import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from piper.errors import FileError
-from piper.files import write_bytes
+from piper.errors import Call, FileError, RunError, user_source
+from piper.files import check_path, write_bytes
 from piper.runtime.state.write_pieces import Written
 from piper.stored import manifest
 from piper.stored.folders import begin, commit, sync
@@ -37,13 +38,15 @@ class Saving:
         self,
         run: Run,
         folder: str | os.PathLike[str],
-        training: dict[str, Any],
+        training: Mapping[str, Any],
         survivors: Sequence[int] | None = None,
     ) -> None:
+        check_path(folder, "run.save")
+        _check_training(training)
         self.run = run
         self.folder = Path(os.path.abspath(folder))
         self.steps, self.evaluations = run.steps, run.evaluations
-        self.training = training
+        self.training = dict(training)
         self.survivors = survivors  # who writes, after a failure
         self.finished = False
         self.num_bytes = 0
@@ -130,6 +133,18 @@ class Saving:
     def _write(self, name: str, data: bytes) -> None:
         write_bytes(self._made / name, data)
         sync(self._made / name)
+
+
+def _check_training(training: Mapping[str, Any]) -> None:
+    """Raise before anything is written, where a manifest cannot hold it."""
+    try:
+        msgspec.json.encode(dict(training))
+    except (TypeError, ValueError) as error:
+        raise RunError(
+            f"training={reprlib.repr(training)}: {error}",
+            call=Call("run.save", user_source()),
+            legal="a dictionary of numbers, texts, lists and dictionaries",
+        ) from None
 
 
 def _joined(parts: list[StoredTensor]) -> StoredTensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal
 
 from piper.bodies.leaves import batch_constants, batch_leaves
-from piper.errors import RunError
+from piper.errors import Call, CheckError, RunError, user_source
 from piper.ir.tensor_type import Shapes, shapes_text
 from piper.plan.types import Plan
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from piper.api.job import Job
 
 SHAPES = 8  # of how many shapes batches may be, unless the user says
+FOLLOWED = 64  # functions that one of a prediction calls, whose code and values are looked at
 Purpose = Literal["train", "eval"]
 
 
@@ -46,7 +48,8 @@ class ShapedPlans:
             if shapes not in self.shapes:
                 self._check(shapes)
             begin = time.perf_counter()
-            job = self.job.shaped(shapes, training=purpose == "train")
+            with _naming_batch("run.step" if purpose == "train" else "run.evaluate", shapes):
+                job = self.job.shaped(shapes, training=purpose == "train")
             seconds = time.perf_counter() - begin
             if shapes not in self.shapes:
                 self.shapes.append(shapes)
@@ -69,7 +72,9 @@ class ShapedPlans:
                     "launch(..., shapes=N)",
                 )
             begin = time.perf_counter()
-            job = self.job.prediction(predict, batch)
+            shapes = tuple((name, tuple(leaf.shape)) for name, leaf in leaves.items())
+            with _naming_batch("run.predict", shapes):
+                job = self.job.prediction(predict, batch)
             role = f"predict {len(self._predictions) + 1}"
             seconds = time.perf_counter() - begin
             self._predictions[key] = ShapedPlan(role, job.plan, job.bodies, seconds)
@@ -95,16 +100,43 @@ class ShapedPlans:
             )
 
 
+@contextmanager
+def _naming_batch(name: str, shapes: Shapes) -> Iterator[None]:
+    """A plan that cannot be proved, as where it needs more memory than the job's limit, has its error
+    name the batch that it is for, and the user's line that gives that."""
+    try:
+        yield
+    except CheckError as error:
+        message = f"a batch of {shapes_text(shapes)}: {error.message}"
+        error.reword(message, error.details, error.legal and f"a smaller batch, {error.legal}")
+        source = user_source()
+        if source is not None:
+            error.at(Call(name, source))
+        raise
+
+
 def _function_key(function: Any) -> Any:
     """The same for a function that is written once, however often it is made, if all that it does is in
-    its code. What that reads of its module is part of the key: a plan has it as it was traced."""
+    its code. What that reads of its module is part of the key, and so is what functions of the same
+    module read that it calls: a plan has it as it was traced."""
     if not isinstance(function, FunctionType):
         return function
-    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
-        return function
-    known = function.__globals__
-    read = [(name, _value_key(known[name])) for name in _names(function.__code__) if name in known]
-    return function.__code__, tuple(read)
+    followed: list[Any] = [function]
+    key = []
+    for each in followed:  # which grows
+        known, read = each.__globals__, list[tuple[str, Any]]()
+        for name in dict.fromkeys(_names(each.__code__)):
+            if name not in known:  # an attribute, or a builtin
+                continue
+            value = known[name]
+            own = isinstance(value, FunctionType) and value.__globals__ is known
+            if own and value not in followed and len(followed) < FOLLOWED:
+                followed.append(value)
+            there = own and value in followed
+            read.append((name, followed.index(value) if there else _value_key(value)))
+        holds = each.__closure__ or each.__defaults__ or each.__kwdefaults__
+        key.append((each if holds else each.__code__, tuple(read)))
+    return tuple(key)
 
 
 def _names(code: CodeType) -> Iterator[str]:

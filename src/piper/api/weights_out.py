@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from piper.errors import FileError, RunError
+from piper.files import check_path
 from piper.frontend.hf_weights import config_text, is_pretrained
 from piper.ir.form.byte_sizes import parse_size
 from piper.stored.folders import sync
@@ -29,6 +30,7 @@ def save_weights(
     run: Run, folder: str | os.PathLike[str], *, dtype: str | None, shard_size: int | str
 ) -> Path:
     """The folder, when all files have their names in it."""
+    check_path(folder, "run.save_weights")
     target = Path(os.path.abspath(folder))
     if not run.plan.train:
         raise RunError("an evaluation has no weights of its own", legal="a run that trains")

@@ -35,7 +35,8 @@ class Replicate(Selecting, frozen=True, kw_only=True):
         1. `over` names axes of the mesh.
         2. No selected chunk has another owner of those axes.
         3. `zero` is 0, 1, 2 or 3, `prefetch` at least 0; `reduce_every` and `reuse` are at least 1, or
-           "step". `reduce_every` takes ZeRO 2 or 3: gradients that stay whole are reduced once.
+           "step". `reduce_every` takes ZeRO 2 or 3: gradients that stay whole are reduced once. `reuse`
+           takes ZeRO 3: parameters that stay whole are there all step.
         4. `bucket_size` is a number of bytes, or a text such as "25MiB"; chunks are then cut at the
            boundaries of modules, so that each reads at most so many bytes of parameters. What is not
            said is an eighth of a chunk, but at least 64 MiB, and under ZeRO 2 and 3 at most 512 MiB.
@@ -92,24 +93,28 @@ class Replicate(Selecting, frozen=True, kw_only=True):
         return own(graph, names, axes, owner, call=site.call)
 
     def _check_numbers(self, call: Call) -> None:
-        whole = self.zero in (0, 1) and self.reduce_every not in (None, STEP)
-        every = f"reduce_every={self.reduce_every!r} with zero={self.zero}"
+        whole_sums = self.zero in (0, 1) and self.reduce_every not in (None, STEP)
+        whole_params = self.zero in (0, 1, 2) and self.reuse not in (None, STEP)
+        level = f"with zero={self.zero}"
         for asked, good in (
             (f"zero={self.zero!r}", self.zero in (0, 1, 2, 3)),
             (
                 f"prefetch={self.prefetch!r}",
                 isinstance(self.prefetch, int) and self.prefetch >= 0,
             ),
-            (every, _is_cadence(self.reduce_every) and not whole),
-            (f"reuse={self.reuse!r}", _is_cadence(self.reuse)),
+            (
+                f"reduce_every={self.reduce_every!r} {level}",
+                _is_cadence(self.reduce_every) and not whole_sums,
+            ),
+            (f"reuse={self.reuse!r} {level}", _is_cadence(self.reuse) and not whole_params),
         ):
             if not good:
                 raise AxisError(
                     asked,
                     call=call,
                     requirement=3,
-                    legal='zero=0, 1, 2 or 3, prefetch=0 or more, reuse=1 or more, or "step"; '
-                    "reduce_every likewise, with zero=2 or 3",
+                    legal='zero=0, 1, 2 or 3, prefetch=0 or more; reduce_every=1 or more, or "step", '
+                    "with zero=2 or 3; reuse likewise, with zero=3",
                 )
 
     def _bucket_bytes(self, call: Call) -> int | None:

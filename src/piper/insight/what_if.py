@@ -73,10 +73,11 @@ class _Changed:
 
 
 def chosen_by(plan: Plan, text: str) -> Chosen:
-    """Tasks by a kind (`all_to_all`), a phase (`BW`), a directive (`replicate`), or how their names
-    begin; raises if there are none."""
+    """Tasks by a kind (`all_to_all`), a phase (`BW`), a directive (`replicate`, or the line of one), or
+    how their names begin; raises if there are none."""
     codes = (str(record).removeprefix("s.") for record in plan.history)
-    made = {number for number, code in enumerate(codes) if text and code.startswith(text)}
+    line = text.removeprefix("s.")
+    made = {number for number, code in enumerate(codes) if line and code.startswith(line)}
 
     def chosen(task: Task) -> bool:
         if text in (task.kind, getattr(task, "phase", "")):

@@ -28,7 +28,7 @@ from piper.passes.dispatch.pace import pace
 from piper.passes.dispatch.passing_sums import passing_sums
 from piper.passes.dispatch.take_turns import take_turns
 from piper.passes.physical.bind import GetBodies, bind_bodies
-from piper.passes.physical.buckets import WIDE_ENOUGH, Bucketed, make_buckets
+from piper.passes.physical.buckets import WIDE_ENOUGH, Bucketed, check_gathers, make_buckets
 from piper.passes.physical.clip import Clip, measure_norm
 from piper.passes.physical.draft import Draft
 from piper.passes.physical.gradients import hold_parameters, reduce_gradients, update_parameters
@@ -118,6 +118,7 @@ def _fill_buckets(state: Lowering) -> None:
         state.cadences,
         lanes=state.lanes,
     )
+    check_gathers(state.logical, state.bucketed, state.calls)
     if grouping is not None and state.trained is None:
         check_whole(grouping, state.logical, state.bucketed, state.calls)
 

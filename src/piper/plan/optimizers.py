@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from piper.errors import RunError
+from piper.errors import ArgumentError, Call, RunError, naming_arguments, user_source
 from piper.plan.types import ParamGroup
 
 SCALAR_BYTES = 4  # torch counts steps in float32
@@ -30,11 +31,13 @@ class Grouping(msgspec.Struct, frozen=True):
     of: dict[str, int]
 
 
+@naming_arguments
 def sgd(lr: float, *, groups: Mapping[str, dict[str, Any]] = {}, **options: Any) -> Optimizer:
     """`torch.optim.SGD` with these arguments; `groups` as in `adamw`."""
-    return Optimizer("SGD", {"lr": lr, **options}, dict(groups))
+    return Optimizer("SGD", {"lr": lr, **options}, _patterns("sgd", groups))
 
 
+@naming_arguments
 def adamw(
     lr: float = 1e-3, *, groups: Mapping[str, dict[str, Any]] = {}, **options: Any
 ) -> Optimizer:
@@ -43,7 +46,21 @@ def adamw(
     `groups={"*.bias": {"weight_decay": 0}}` has others for parameters whose names match a pattern; the
     first that matches counts.
     """
-    return Optimizer("AdamW", {"lr": lr, **options}, dict(groups))
+    return Optimizer("AdamW", {"lr": lr, **options}, _patterns("adamw", groups))
+
+
+def _patterns(name: str, groups: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The groups of an optimizer, if they are patterns, each with options by their names."""
+    given = groups.items() if isinstance(groups, Mapping) else [(None, None)]
+    for pattern, options in given:
+        named = isinstance(options, Mapping) and all(isinstance(each, str) for each in options)
+        if not isinstance(pattern, str) or not named:
+            raise ArgumentError(
+                f"groups={reprlib.repr(groups)}",
+                call=Call(name, user_source()),
+                legal='options by patterns of names, such as groups={"*.bias": {"weight_decay": 0}}',
+            )
+    return dict(groups)
 
 
 # Per class of torch.optim that treats every element alone, what it keeps from step to step for a

@@ -15,6 +15,7 @@ import msgspec
 from piper.api.run import Run
 from piper.api.saving import Saving
 from piper.errors import FileError, PiperError, RankLost, RunError
+from piper.files import check_path
 from piper.stored.folders import checkpoints, prune, step_folder, sweep
 from piper.stored.manifest import read_manifest
 from piper.training.callbacks import Callbacks
@@ -238,6 +239,8 @@ def check_settings(folder: Any, every: int | None, keep: int | None, resume: boo
         raise RunError(
             "checkpoints, but no folder for them", legal='checkpoint="DIR" (--checkpoint DIR)'
         )
+    if folder is not None:
+        check_path(folder, "train")
     if folder is not None and not resume and checkpoints(folder):
         raise RunError(
             f"{os.fspath(folder)} has checkpoints of another training",

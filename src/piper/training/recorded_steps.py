@@ -8,6 +8,7 @@ import re
 from piper.api.recording import Recording
 from piper.api.run import Run
 from piper.errors import RunError
+from piper.files import check_path
 from piper.observe.timeline_output import check_output, save_timeline
 from piper.training.line import Log
 
@@ -25,6 +26,7 @@ def checked_steps(
                 legal='record="FILE.timeline" (--record FILE)',
             )
         return range(0)
+    check_path(record, "train")
     check_output(record)
     found = _steps(record_steps)
     if steps is not None and found.stop - 1 > steps:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
+from piper.check import most_bytes
 from piper.cost.machine import Machine
-from piper.insight.memory_peak import largest_total
 from piper.insight.step_text import show_seconds
 from piper.ir.form.byte_sizes import show_size
 from piper.ir.form.card import card
 from piper.observe.pictures.svg import draw_svg
-from piper.plan.report.track_memory import fill_memories
 from piper.plan.types import Plan
 from piper.sim.simulate import simulate
 from piper.view.in_place import in_place
@@ -24,13 +23,11 @@ _STEPS = 2
 
 def job_card(plan: Plan, machine: Machine) -> str:
     timeline = simulate(plan, machine, steps=_STEPS)
-    fill_memories(plan, timeline)
     shares = step_shares(timeline, _STEPS - 1)
-    peak = max(largest_total(track) for track in timeline.tracks)
     figures = {
         "ranks": str(plan.mesh.size),
         f"step on {machine.name}, simulated": show_seconds(shares.seconds),
-        "peak memory": show_size(peak),
+        "peak memory": show_size(most_bytes(plan)),
         "computes": f"{shares.ranks.computing:.0%}",
         "exposed communication": f"{shares.ranks.exposed:.0%}",
         "bubble": f"{shares.ranks.bubble:.0%}",

@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from piper.check import most_bytes
 from piper.errors import FileError
 from piper.insight.causes import Causes
 from piper.insight.critical_path import critical_path
@@ -76,6 +77,7 @@ class PlanRows(msgspec.Struct, frozen=True):
     num_microbatches: int
     device: str
     precision: str
+    peak: int  # as the plan's summary has it: task by task, in the order of dispatch
     classes: list[ClassColumns]
     directives: list[DirectiveRow]
     traffic: Matrix
@@ -139,6 +141,7 @@ class _Report:
             plan.num_microbatches,
             plan.device,
             str(plan.precision),
+            most_bytes(plan),
             [
                 class_columns(self.columns, plan, found, local)
                 for found, local in zip(plan.classes, self.locals, strict=True)

@@ -75,7 +75,9 @@ def is_seen() -> bool:
 
 
 def write_page(html: str, path: str | os.PathLike[str], *, opened: bool = False) -> None:
+    """Where it shall be `opened` and no browser is found, it is said where the page lies."""
     check_writable(path)
     write_bytes(path, html.encode())
-    if opened:
-        webbrowser.open(Path(path).resolve().as_uri())
+    page = Path(path).resolve()
+    if opened and not webbrowser.open(page.as_uri()):
+        print(f"no browser was found here: open {page} in one", file=sys.stderr, flush=True)

@@ -110,7 +110,8 @@ export class Report {
     return Math.max(...this.timelines.map((timeline) => timeline.end));
   }
 
-  get peak(): number {
+  /** The most bytes of all curves of memory, where tasks overlap as they do in time. */
+  get mostAlive(): number {
     const peaks = this.timelines.flatMap((t) => t.tracks.map((track) => track.memory?.peak ?? 0));
     return Math.max(0, ...peaks);
   }

@@ -190,6 +190,7 @@ export interface PlanRows {
   num_microbatches: number;
   device: string;
   precision: string;
+  peak: number;
   classes: ClassRefs[];
   directives: DirectiveRow[];
   traffic: MatrixRefs;

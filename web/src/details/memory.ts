@@ -17,7 +17,7 @@ export function memoryDetails(context: Context): HTMLElement[] {
   const track = report.timelines[at.timeline].tracks[at.track];
   const found = aliveAt(report, context.book, at.timeline, at.track, at.time);
   if (!found) return [h("h2", {}, "Memory")];
-  const where = fixed ? "at the click" : memory && cursor !== null ? "at the cursor" : "at its peak";
+  const where = fixed ? "at the click" : memory && cursor !== null ? "at the cursor" : "at its most";
   return [
     h("h2", {}, `Alive on ${track.name}`),
     h("p", { class: "lead" }, `${where}, ${at.time.toFixed(3)} ms, ${report.timelines[at.timeline].source}`),
@@ -56,7 +56,7 @@ export function memoryDetails(context: Context): HTMLElement[] {
   ];
 }
 
-/** The highest peak of all ranks. */
+/** Where a rank has most alive of all. */
 function peakPlace(context: Context): { timeline: number; track: number; time: number } | null {
   let best: { timeline: number; track: number; time: number } | null = null;
   let most = 0;

@@ -6,7 +6,7 @@ import { GUTTER } from "../timeline/picture";
 import { bytes } from "../ui/format";
 
 export function drawMemory(picture: Picture, context: CanvasRenderingContext2D): void {
-  const most = picture.report.peak;
+  const most = picture.report.mostAlive;
   for (const lane of picture.layout.lanes)
     if (picture.visible(lane)) drawLane(picture, context, lane, most);
 }
@@ -51,7 +51,7 @@ function drawLane(picture: Picture, context: CanvasRenderingContext2D, lane: Lan
   context.beginPath();
   context.arc(x, peak, 3, 0, 7);
   context.fill();
-  const text = `peak ${bytes(memory.peak)}`;
+  const text = `at most ${bytes(memory.peak)}`;
   context.textAlign = "right";
   const wide = context.measureText(text).width;
   context.fillStyle = surface.page;

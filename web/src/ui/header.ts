@@ -34,8 +34,14 @@ function figures(report: Report): HTMLElement[] {
     const more = report.timelines.length > 1 ? timeline.source : "";
     found.push(figure(`${more || timeline.source} step`, stepText(timeline), timeline.name));
   }
-  if (report.peak)
-    found.push(figure("peak memory", bytes(report.peak), "the most that the plan has alive on a rank"));
+  if (report.plan)
+    found.push(
+      figure(
+        "peak memory",
+        bytes(report.plan.peak),
+        "the most that a rank needs, task by task, as the plan's summary has it",
+      ),
+    );
   const { shares } = report.timelines[report.timelines.length - 1];
   if (shares) {
     const of = report.timelines.length > 1 ? `${report.timelines[report.timelines.length - 1].source}: ` : "";

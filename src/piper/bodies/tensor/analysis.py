@@ -153,7 +153,8 @@ class Analysis(Readings):
             self.readings[node], self.levels[node] = [Reading(Ref("node", args[0]))], 0
             return
         read = [
-            self.reading(arg, want, varying) for arg, want in zip(args, answer.wants, strict=True)
+            self.reading(arg, want, varying, flows=self.flows(node))
+            for arg, want in zip(args, answer.wants, strict=True)
         ]
         self.readings[node] = read
         level = max((self.level_of(each) for each in read), default=0)

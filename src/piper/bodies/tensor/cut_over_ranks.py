@@ -143,7 +143,7 @@ def prepared(
 
 def _gradient(analysis: Analysis, node: fx.Node) -> Layout | None:
     """How a parameter's gradient lies."""
-    layout, readers = analysis.layout(node), analysis.readers[node]
+    layout, readers = analysis.layout(node), analysis.readers[node] - {None}
     if isinstance(layout, Split):
         return layout
     if not analysis.flows(node) or readers in (set(), {False}):

@@ -19,7 +19,7 @@ class Readings:
 
     `layouts` has a list for a node with several results. `levels` counts the changes of layout before a
     node. `weights` has parameters and what is made of one alone, to the parameter; `readers` says of a
-    parameter whether code that reads it varies between ranks.
+    parameter whether code that reads it varies between ranks, or None of code that gives it no gradient.
     """
 
     def __init__(self, graph: fx.Graph, size: int) -> None:
@@ -27,7 +27,7 @@ class Readings:
         self.layouts: dict[fx.Node, Layout | list[Layout]] = {}
         self.levels: dict[fx.Node, int] = {}
         self.weights: dict[fx.Node, fx.Node] = {}
-        self.readers: dict[fx.Node, set[bool]] = {}
+        self.readers: dict[fx.Node, set[bool | None]] = {}
         self.answers: dict[fx.Node, Answer] = {}
         self.readings: dict[fx.Node, list[Reading]] = {}
         self.changes: dict[tuple[fx.Node, Layout], Change] = {}
@@ -62,12 +62,13 @@ class Readings:
         assert of is not None
         return of.level if isinstance(of, Change) else self.levels[of]
 
-    def reading(self, arg: fx.Node, want: Layout, varying: bool) -> Reading:
-        """The Value that a reader gets: itself, a part that it takes of it, or a change of layout."""
+    def reading(self, arg: fx.Node, want: Layout, varying: bool, *, flows: bool = True) -> Reading:
+        """The Value that a reader gets: itself, a part that it takes of it, or a change of layout.
+        `flows`: whether a gradient comes back from the reader."""
         have = self.layout(arg)
         if arg in self.weights and have in (want, REPLICATED):
             if self.flows(arg):
-                self.readers[self.weights[arg]].add(varying)
+                self.readers[self.weights[arg]].add(varying if flows else None)
             return Reading(
                 Ref("node", arg), want if isinstance(want, Split) and want != have else None
             )

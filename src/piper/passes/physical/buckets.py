@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
 
 import msgspec
 
@@ -161,10 +162,10 @@ def _parameters(
     alike = _alike(logical, calls)
     for node in logical.chunks:
         for name in (*node.inputs, *node.outputs):
-            value = logical.values[name]
+            value = logical.values[logical.sources.get(name, name)]  # maybe in another layout
             if value.role not in ("param", "param_grad"):
                 continue
-            param = value.of if value.role == "param_grad" else name
+            param = value.of if value.role == "param_grad" else value.name
             way = (node.owners, logical.values[param].layout, alike.get(param, frozenset()))
             if way not in keepings:
                 keepings[way] = _keeping(logical, node, way[1], way[2], calls, cadences)
@@ -177,6 +178,28 @@ def _parameters(
             known.stages.add(node.tags[0] if node.tags else None)
             known.trained |= value.role == "param_grad"
     return found
+
+
+def check_gathers(logical: Graph, bucketed: Bucketed, calls: Sequence[Call]) -> None:
+    """Raise where ZeRO 3 would have to gather a parameter for communication that puts its parts
+    together, as for code without a gradient that reads it whole: gathers are for chunks."""
+    read = ((node, name) for node in logical.chunks for name in node.inputs)
+    for node, name in read:
+        source = logical.values[logical.sources.get(name, name)]
+        if source.name == name or source.name not in bucketed.of:
+            continue
+        keeping = bucketed.keeping[bucketed.of[source.name]]
+        if keeping.zero == 3:
+            made = (logical.values[output] for output in node.outputs)
+            metrics = ", ".join(unquote(value.of) for value in made if value.role == "metric")
+            making = f", which makes metrics ({metrics})," if metrics else ""
+            axes = ", ".join(axis for axis, _ in keeping.split)
+            raise AxisError(
+                f"{node.name}{making} reads {source.name} whole and gives it no gradient, but ZeRO 3 "
+                f"cuts what is cut along {axes} already",
+                call=calls[keeping.origin] if keeping.origin >= 0 else None,
+                legal="zero=2; or what is computed of run.parameters() between steps",
+            )
 
 
 def _alike(logical: Graph, calls: Sequence[Call]) -> dict[str, frozenset[str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from piper.directives.order import Order
+from piper.directives.replicate import Replicate
 from piper.plan.memory_ledger import planned_load
 from piper.plan.slots import PASSING, Slot
 from piper.plan.types import Plan, RankClass
@@ -18,7 +19,7 @@ _NAMED = 4  # parameters that a line names
 def summarize(plan: Plan[Any]) -> str:
     lines = [
         f"plan {plan.content_hash()}: mesh {plan.mesh}, {plan.mesh.size} ranks, "
-        f"{plan.num_data_ranks} data ranks x {plan.num_microbatches} microbatches",
+        f"{_data_ranks(plan)} x {plan.num_microbatches} microbatches",
         f"{len(plan.bodies)} bodies, {len(plan.streams)} streams, optimizer {_optimizers(plan)}, "
         f"precision {plan.precision}",
     ]
@@ -27,6 +28,7 @@ def summarize(plan: Plan[Any]) -> str:
         if isinstance(order, Order) and isinstance(order.groups, Table) and plan.train:
             lines.append(f"schedule {order.groups.name} along {order.axis}")
     lines += [f"{plan.history[each.origin]}: {each}" for each in plan.cadences]
+    lines += _without_effect(plan)
     if any(slot.bound is not None for found in plan.classes for slot in found.slots):
         lines.append(f"memory is planned for {planned_load(plan):g} times an even share of rows")
     lines += _cut_tensors(plan)
@@ -37,6 +39,25 @@ def summarize(plan: Plan[Any]) -> str:
         words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         lines.append(f"  {found.slice} ({ranks} ranks): {len(found.tasks)} tasks: {words}")
     return "\n".join(lines)
+
+
+def _data_ranks(plan: Plan) -> str:
+    """`4 data ranks`, and of which axes they are, as experts have some of `parallel(dp=4, ep=2)`."""
+    sizes = [(axis, plan.mesh.size_of((axis,))) for axis in plan.data_axes]
+    several = any(size > 1 for _, size in sizes[1:])
+    made = f" ({' x '.join(f'{axis}={size}' for axis, size in sizes)})" if several else ""
+    return f"{plan.num_data_ranks} data ranks{made}"
+
+
+def _without_effect(plan: Plan) -> Iterator[str]:
+    """Directives that ask for ZeRO over one rank, as where a sweep comes down to `dp=1`."""
+    for record in plan.history:
+        asked = record.directive
+        if isinstance(asked, Replicate) and asked.zero:
+            axes = (asked.over,) if isinstance(asked.over, str) else asked.over
+            if plan.mesh.size_of(axes) == 1:
+                sizes = " ".join(f"{axis}=1" for axis in axes)
+                yield f"{record}: ZeRO cuts nothing, since {sizes} is one rank"
 
 
 def _cut_tensors(plan: Plan) -> Iterator[str]:
