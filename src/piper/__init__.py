@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from piper import schedules, strategies
     from piper.api.job import Job, load_job
     from piper.api.program import Program, load_program, trace
-    from piper.api.run import Run, StepResult
+    from piper.api.run import Run
+    from piper.api.step_result import StepResult
     from piper.bodies.expert_ops import grouped_mm
     from piper.directives.schedule import Schedule
     from piper.errors import PiperError
@@ -53,7 +54,7 @@ _HOMES = {
     "Run": "piper.api.run",
     "Schedule": "piper.directives.schedule",
     "Share": "piper.runtime.launch.shares",
-    "StepResult": "piper.api.run",
+    "StepResult": "piper.api.step_result",
     "TensorBoard": "piper.training.log_writers",
     "Training": "piper.training.records",
     "adamw": "piper.plan.optimizers",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from piper.api.advice import with_advice
 from piper.api.recording import Recording
 from piper.api.saving import Saving
 from piper.api.shaped_plans import Purpose, ShapedPlan, ShapedPlans
+from piper.api.step_result import StepResult, StepUnderWay, step_result
 from piper.api.weights_out import save_weights
 from piper.errors import OutOfMemory, PiperError, RunError, naming_line
 from piper.ir.form.card import text_card
@@ -41,23 +41,7 @@ if TYPE_CHECKING:
     from piper.stored.manifest import Manifest
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The loss of a step over the whole batch, and the count it was averaged over.
-
-    `norm` is that of all gradients together, before clipping; None without clipping. `metrics` are those
-    that `step` returns beside the loss, over the whole batch, and `metric_counts` what each was averaged
-    over: NaN where that is 0. A step that was `skipped` has changed nothing.
-    """
-
-    loss: float
-    count: float
-    norm: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    metric_counts: Mapping[str, float] = field(default_factory=dict)
-    skipped: bool = False
+UNDER_WAY = 2  # steps: one runs, and the next one is dispatched
 
 
 class Run:
@@ -81,6 +65,7 @@ class Run:
         # By purpose: shapes of the batch that the ranks have read and not used, if any.
         self._fetched: dict[str, Shapes] = {}
         self._shares: dict[str, bool] = {}  # by purpose: whether a rank gives its own rows alone
+        self._begun: deque[StepUnderWay] = deque()  # steps that nobody has waited for
         self._recording: Recording | None = None  # of the steps that come
         self._skipped: tuple[Any, str] | None = (
             None  # the last step, if it was: its leaves and role
@@ -100,20 +85,62 @@ class Run:
                 "the run does not measure the norm of gradients, by which steps are skipped",
                 legal="lower(clip=1.0), or lower(clip=math.inf), which measures it and clips nothing",
             )
-        with naming_line("run.step"):
-            leaves, shapes = self._given(batch, "train")
-        try:
+        with self._advised():
             with naming_line("run.step"):
-                role = self._ready("train", shapes)
-            self.trained = self.workers.plans[role]
+                leaves, role = self._to_train(batch)
             with self._recorded(role):
                 guard = "skip" if skip_nan else ""
-                result = _result(self._open().step(leaves, role=role, guard=guard))
-        except OutOfMemory as error:
-            raise with_advice(error, self.plan) from None
+                result = step_result(self._open().step(leaves, role=role, guard=guard))
         self.steps += not result.skipped
         self._skipped = (leaves, role) if result.skipped else None
         return result
+
+    def begin(self, batch: Any = None) -> StepUnderWay:
+        """Have a step begin, as `step` would do it; `result()` of what is returned waits for its end.
+
+        With the next step begun before that, a GPU goes from one to the other without waiting for this
+        process. Two are under way at most. Whatever else is asked of the run waits for them.
+        """
+        begun = StepUnderWay(self._finish_first)
+        if self.is_recording:
+            begun.end(self.step(batch))
+            return begun
+        while len(self._begun) >= UNDER_WAY:
+            self._finish_first()
+        with self._advised():
+            with naming_line("run.begin"):
+                leaves, role = self._to_train(batch)
+            self.workers.begin(leaves, role=role)
+        self.steps += 1
+        self._skipped = None
+        self._begun.append(begun)
+        return begun
+
+    def _finish_first(self) -> None:
+        """Wait for the step that was begun first; if that fails, those behind it have, too."""
+        try:
+            with self._advised():
+                result = step_result(self._alive().finish())
+        except BaseException as error:
+            while self._begun:
+                self._begun.popleft().fail(error)
+            raise
+        self._begun.popleft().end(result)
+
+    def _to_train(self, batch: Any) -> tuple[dict[str, Tensor] | None, str]:
+        """The tensors that a step was given, if any, and what the ranks call the plan for them."""
+        leaves, shapes = self._given(batch, "train")
+        role = self._ready("train", shapes)
+        self.trained = self.workers.plans[role]
+        return leaves, role
+
+    @contextmanager
+    def _advised(self) -> Iterator[None]:
+        """Where memory runs out, the error says what would take less."""
+        try:
+            yield
+        except OutOfMemory as error:
+            raise with_advice(error, self.plan) from None
 
     def origin_of_nan(self) -> str:
         """Of the step that was skipped just now: the first value that is not finite, with the rank and
@@ -225,11 +252,9 @@ class Run:
         with naming_line("run.evaluate"):
             self._check_evaluation()
             leaves, shapes = self._given(batch, "eval")
-        try:
+        with self._advised():
             role = self._ready("eval", shapes)
-            result = _result(self._open().evaluate(leaves, role=role))
-        except OutOfMemory as error:
-            raise with_advice(error, self.plan) from None
+            result = step_result(self._open().evaluate(leaves, role=role))
         self.evaluations += 1
         return result
 
@@ -251,10 +276,8 @@ class Run:
             found = self.plans.prediction(predict, batch)
             leaves = checked_leaves(found.plan, batch)
         self.workers.load(found.plan, found.bodies, found.role)
-        try:
+        with self._advised():
             results = self._open().evaluate(leaves, role=found.role)
-        except OutOfMemory as error:
-            raise with_advice(error, self.plan) from None
         self.evaluations += 1
         return assembled_predictions(found.plan, self.workers.of_all(results))
 
@@ -291,7 +314,7 @@ class Run:
             )
         found = self.plans.of(purpose, shapes)
         if found.role not in self.workers.plans:
-            self.workers.load(found.plan, found.bodies, found.role)
+            self._open().load(found.plan, found.bodies, found.role)
             if shapes != self.plan.batch_shapes:
                 self.compiled.append(found)
         return found.role
@@ -322,7 +345,7 @@ class Run:
 
     def fetch(self, *, name: str = "train") -> bool:
         """Have the ranks read the batch of the coming step; False if the data has ended."""
-        workers = self._open()
+        workers = self._alive()
         if name not in self._fetched:
             raise RunError("the ranks read no data", legal="step(batch), or read(data) before")
         self._fetched[name] = self._fetched[name] or workers.fetch(name)
@@ -332,7 +355,7 @@ class Run:
         """From the next step on, all parameter groups have these values, such as {"lr": 3e-4}, or each
         its own, in the order of `plan.param_groups`."""
         with naming_line("run.set_options"):
-            self._open().set_options(options)
+            self._alive().set_options(options)
 
     def memory(self) -> list[dict[str, int]]:
         """Per rank: bytes by what they are for, and the `peak`."""
@@ -347,6 +370,13 @@ class Run:
         return self._open().describe()
 
     def _open(self) -> PoolRun:
+        """The workers, unless they have ended; no step is under way any more."""
+        workers = self._alive()
+        while self._begun:
+            self._finish_first()
+        return workers
+
+    def _alive(self) -> PoolRun:
         """The workers, unless they have ended."""
         if self.closed:
             raise RunError(
@@ -357,7 +387,7 @@ class Run:
 
     def _given(self, batch: Any, name: str) -> tuple[dict[str, Tensor] | None, Shapes]:
         """The tensors that a step was given, if any, and the shapes of its global batch."""
-        reading = self._open().reading
+        reading = self._alive().reading
         leaves, shapes = (None, ()) if batch is None else self.checked(batch, name)
         if reading == "rank":
             known = self.plans.shapes if self.plans else [self.plan.batch_shapes]
@@ -472,25 +502,9 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _result(results: list[dict[str, Any]]) -> StepResult:
-    losses = {result["loss"] / result["count"] for result in results}
-    if len(losses) != 1 and all(loss == loss for loss in losses):
-        raise RunError(f"ranks disagree about the loss: {sorted(losses)}")
-    count = results[0]["count"]
-    squares = results[0].get("squares")
-    norm = None if squares is None else math.sqrt(squares) / count
-    pairs = {
-        unquote(name.removeprefix("metric.")): pair
-        for name, pair in results[0].items()
-        if name.startswith("metric.")
-    }
-    metrics = {name: total / num if num else math.nan for name, (total, num) in pairs.items()}
-    counts = {name: num for name, (_, num) in pairs.items()}
-    skipped = results[0].get("skipped", False)
-    if any(result.get("skipped", False) != skipped for result in results):
-        raise RunError("some ranks skipped the step, and others did not")
-    return StepResult(results[0]["loss"] / count, count, norm, metrics, counts, skipped)
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None and self._begun:
+                self._open()  # a step that fails is an error, whether its result was asked for or not
+        finally:
+            self.close()

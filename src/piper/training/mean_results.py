@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from piper.api.run import StepResult
+from piper.api.step_result import StepResult
 
 Pair = tuple[float, float]  # sum and count
 

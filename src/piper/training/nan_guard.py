@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
-from piper.api.run import Run, StepResult
+from piper.api.run import Run
+from piper.api.step_result import StepResult
 from piper.errors import RunError
 from piper.training.records import Record
 

@@ -41,6 +41,8 @@ class LoopbackPool(InProcessPool):
         return self._step(payloads) if command == "step" else super().call(command, payloads)
 
     def _step(self, payloads: Sequence[Any]) -> list[dict[str, Any]]:
+        if payloads[0] is None:
+            return self._finish()
         workers = []
         for member, payload in zip(self.members, payloads, strict=True):
             worker, leaves = member.prepare_step(payload)
@@ -52,4 +54,14 @@ class LoopbackPool(InProcessPool):
                 drive(workers, adversary=self.adversary, observe=self.observe)
         finally:  # a step that failed leaves nothing for the next one
             self.transport.clear()
-        return [worker.end_step() for worker in workers]
+        for member, worker in zip(self.members, workers, strict=True):
+            member.begun.append(worker.end_step())
+        return [{} for _ in workers] if payloads[0].get("ahead") else self._finish()
+
+    def _finish(self) -> list[dict[str, Any]]:
+        try:
+            return [member.finish_step() for member in self.members]
+        except BaseException:
+            for member in self.members:
+                member.begun.clear()
+            raise

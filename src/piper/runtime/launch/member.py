@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 import traceback
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -37,6 +38,7 @@ from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.null import NullTransport
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.heap import keep_memory
+from piper.runtime.worker.step_results import StepResults
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.torch_trace import profiled
 from piper.runtime.worker.worker import Worker
@@ -73,6 +75,7 @@ class Member:
         self.workers: dict[str, Worker] = {}  # by the plan's role: "train", ...
         self.readers: dict[str, Reader | None] = {}  # by role; None where no batch is needed
         self.at: Worker | None = None  # the one that was asked last
+        self.begun: deque[StepResults] = deque()  # of steps that nobody has waited for
         self.taken: Mapping[str, Tensor] = {}  # the batch of a step that may be run again
         self.lent: Lent | None = None  # what parameters hold instead of their own values
         self.writing: Writing | None = None  # the state, beside the work
@@ -103,6 +106,7 @@ class Member:
         plan = given if isinstance(given, Plan) else plan_from_json(given)
         if name == "train":
             self.at = None
+            self.begun.clear()
             self.lent = self.recording = None
             self.workers.clear()
             self.readers.clear()
@@ -154,13 +158,25 @@ class Member:
         begin(self.cells, list(self.workers).index(name))
         return worker, leaves
 
-    def step(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a plan once."""
+    def step(self, payload: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Run a plan once, or only begin to; without a payload, wait for what was begun first."""
+        if payload is None:
+            return self.finish_step()
         worker, leaves = self.prepare_step(payload)
         with profiled(payload.get("trace"), self.rank):
-            result = worker.step(leaves)
-        end(self.cells)
-        return result
+            self.begun.append(worker.begin(leaves))
+            return {} if payload.get("ahead") else self.finish_step()
+
+    def finish_step(self) -> dict[str, Any]:
+        """What the step that was begun first has to say."""
+        try:
+            found = self.begun.popleft().get()
+        except BaseException:
+            self.begun.clear()  # nobody asks for those behind it
+            raise
+        if not self.begun:
+            end(self.cells)
+        return found
 
     def record(self, payload: Mapping[str, Any]) -> None:
         """Have the tasks of a plan note their times, from now on; all ranks are asked together."""

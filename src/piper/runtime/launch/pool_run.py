@@ -163,6 +163,15 @@ class PoolRun:
         more = {"options": options, "trace": trace, "reader": "train", "guard": guard}
         return self._call("step", self._steps(role, leaves, **more))
 
+    def begin(self, leaves: Mapping[str, Tensor] | None, *, role: str = "train") -> None:
+        """Have a step begin, without waiting for its end; `finish` does, of the one begun first."""
+        options, self._set = self._set, []
+        more: dict[str, Any] = {"options": options, "trace": None, "reader": "train", "ahead": True}
+        self._call("step", self._steps(role, leaves, **more))
+
+    def finish(self) -> list[dict[str, Any]]:
+        return self._call("step", [None] * len(self.pool.ranks))
+
     def evaluate(
         self, leaves: Mapping[str, Tensor] | None, *, role: str = "eval"
     ) -> list[dict[str, Any]]:

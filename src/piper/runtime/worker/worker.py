@@ -27,9 +27,10 @@ from piper.runtime.state.restore import restore
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
 from piper.runtime.worker.functions import body_functions
-from piper.runtime.worker.handlers import Start, check_count, prepare
+from piper.runtime.worker.handlers import Start, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.step_guard import Guard
+from piper.runtime.worker.step_results import StepResults
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
 from piper.stored.stored_pieces import StoredState
@@ -257,13 +258,15 @@ class Worker:
 
     def step(self, leaves: Mapping[str, Tensor]) -> dict[str, Any]:
         """One training step; the loss, the count and the metrics of the whole batch."""
+        return self.begin(leaves).get()
+
+    def begin(self, leaves: Mapping[str, Tensor]) -> StepResults:
+        """A step, of which a device may have much to do yet; so it may of the one before."""
         self.cells[STEP] = self.steps.begun + 1
         with torch.no_grad(), self.order.home():
             self.load_batch(leaves)
             self.order.run()
-            found = self.end_step()
-        self.steps.finished = self.steps.begun
-        return found
+            return self.end_step()
 
     def settled_steps(self) -> int | None:
         """How many steps have changed all that they change of what this rank holds; -1 in the middle of
@@ -301,7 +304,7 @@ class Worker:
         for slot in self.lingering:
             self.free(slot)
 
-    def end_step(self) -> dict[str, Any]:
+    def end_step(self) -> StepResults:
         """Keep only the rank's part of what lingers; the loss, count and metrics of the whole batch."""
         if self.plan.train:
             self.steps.last, self.steps.under_way = self, False
@@ -309,13 +312,7 @@ class Worker:
             for part in self._parts[slot]:
                 self.slots[part] = self.slots[part].clone()
             self.slots[slot] = None
-        found: dict[str, Any] = {}
-        for name, i in self.me.results.items():
-            rows = name.startswith("prediction.")
-            found[name] = self.slots[i].to("cpu", copy=True) if rows else self.slots[i].tolist()
-        found.setdefault("count", float(self.plan.num_data_ranks * self.plan.num_microbatches))
-        check_count(found["count"])
-        return found | self.guard.end()
+        return StepResults(self)
 
     def tensors(self, what: str) -> dict[str, Tensor]:
         """What this rank holds of a kind, by the keys of its holdings (see `plan/holdings.py`).

@@ -1,0 +1,41 @@
+"""Steps that have begun, on processes: the same training, and one error for what happens meanwhile."""
+
+import os
+import signal
+
+import pytest
+
+import piper
+from piper.errors import RunError
+from piper.strategies import parallel
+from tests.procs.conftest import GetPool
+from tests.zoo import ADAMW, batches_of, program_of
+
+pytestmark = pytest.mark.xdist_group("procs")
+
+
+def test_they_train_as_if_each_was_waited_for(pool: GetPool) -> None:
+    strategy = parallel(pp=2, dp=2, zero=3, microbatches=2)
+    job = program_of("dropout").apply(strategy).lower(optimizer=ADAMW, clip=0.1)
+    batches = batches_of("dropout")
+    with job.launch(pool(4)) as run:
+        wanted = [run.step(batch) for batch in batches]
+    with job.launch(pool(4)) as run:
+        begun = [run.begin(batch) for batch in batches]
+        assert [each.result() for each in begun] == wanted
+        assert not run.differing_replicas()
+
+
+def test_a_rank_that_is_killed_meanwhile() -> None:
+    job = program_of("dense").apply(parallel(dp=2, microbatches=2)).lower(optimizer=ADAMW)
+    batch = batches_of("dense")[0]
+    with piper.LocalPool(2) as pool, job.launch(pool) as run:
+        begun = run.begin(batch)
+        os.kill(pool.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(RunError, match="rank 1 was killed") as found:
+            begun.result()
+        with pytest.raises(RunError) as again:
+            begun.result()
+        assert again.value is found.value
+        with pytest.raises(RunError, match="the worker processes have ended"):
+            run.begin(batch)
