@@ -12,7 +12,7 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
-from piper.runtime.worker.step_results import StepResults
+from piper.runtime.worker.ended_step import StepResults
 from piper.strategies import parallel
 from tests.zoo import ADAMW, batches_of, program_of
 

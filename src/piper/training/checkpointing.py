@@ -57,6 +57,11 @@ class Checkpoints:
         if left:
             lines.note(f"{os.fspath(folder)}: removed what was not finished: {', '.join(left)}")
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to do after the coming step."""
+        return bool(self.saving or (self.every and (self.run.steps + 1) % self.every == 0))
+
     def after_step(self) -> bool:
         """Look after the one on its way, and begin the next if it is time; whether it was."""
         if self.saving:

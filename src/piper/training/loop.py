@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import IO, Any
 
@@ -13,8 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from piper.api.job import Job
 from piper.api.run import Run
+from piper.api.step_result import StepResult, StepUnderWay
 from piper.errors import Call, RunError, naming_arguments, naming_line, user_source
-from piper.ir.tensor_type import shapes_text
+from piper.plan.types import Plan
 from piper.runtime.launch.marks import decoded, encoded
 from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.read_faults import ReadPolicy
@@ -40,9 +42,17 @@ from piper.training.elastic import Attempt, Elastic, attempts
 from piper.training.line import Log
 from piper.training.lr import LearningRate, check_schedule
 from piper.training.mean_results import Mean
-from piper.training.meter import Meter
+from piper.training.meter import Meter, unit_of
 from piper.training.nan_guard import NanGuard, OnNan, check_on_nan
-from piper.training.opening import check_importable, check_job, check_options, opened, speaks
+from piper.training.notices import Notices
+from piper.training.opening import (
+    check_importable,
+    check_job,
+    check_options,
+    check_steps,
+    opened,
+    speaks,
+)
 from piper.training.position import Position
 from piper.training.progress import Progress
 from piper.training.recorded_steps import RecordedSteps, checked_steps
@@ -114,7 +124,7 @@ def train(
     with naming_line("train"):
         check_job(job)
         check_options(launch_options, signature(train).parameters)
-        _check(steps, evaluate, evaluate_every)
+        check_steps(steps, evaluate, evaluate_every)
         check_epochs(data, steps, epochs, last)
         policy = ReadPolicy(read_again, skip_unreadable, epochs or 1, last)
         check_on_nan(on_nan)
@@ -180,6 +190,16 @@ def train(
         view.close()
 
 
+@dataclass(frozen=True)
+class _Step:
+    """Its learning rate and its plan; how often reading its batch was tried again, and how many were
+    left out before it."""
+
+    lr: float
+    plan: Plan
+    unread: tuple[int, int]
+
+
 class _Loop:
     """One training run: what the steps have in common, and their records."""
 
@@ -218,13 +238,13 @@ class _Loop:
             for _ in range(before):
                 self.rate.advance()
         self.guard = guard
-        self.told = len(run.compiled)
+        self.notices = Notices(run, lines, policy)
         self.options: list[dict[str, Any]] = []  # what parameter groups were set to last
         self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
         self.batches: Batches | None = None
-        self.partial = 0  # batches that were left out for their size, as far as it was said
-        self.unread = (0, 0)  # batches that were tried again, and left out, as far as it was said
+        # A step whose result is asked for when the next one has begun.
+        self.under_way: tuple[StepUnderWay, _Step] | None = None
 
     @property
     def done(self) -> int:
@@ -251,6 +271,9 @@ class _Loop:
         # Evaluation is compiled, and files of data are imported: the first step has neither in it.
         self.begun = self.since = time.perf_counter()
         for batch in self._until_done(self.batches):
+            if self._goes_ahead(evaluate_every, saver, attempt) and not asked_to_end():
+                self.begin(batch)
+                continue
             if not self.step(batch):
                 continue
             if saver and self.meter.num == 1:
@@ -269,13 +292,14 @@ class _Loop:
                     self.lines.note(f"more ranks are there: launched again after step {self.done}")
                     attempt.outgrown = True
                     return self.training
+        self.end_begun()
         if self.steps is not None and self.done < self.steps and not self.training.stopped:
             raise RunError(
                 f"the data ended after {self.done} of {self.steps} steps",
                 call=Call("train", user_source()),
                 legal="steps=None: until the data ends; or data that begins again",
             )
-        self._say_partial()
+        self.notices.partial(self.batches.faults, self.done)
         if not self.meter.num and self.batches.faults.partial:
             raise RunError(
                 "all batches of the data are smaller than the example batch, and were left out",
@@ -295,13 +319,33 @@ class _Loop:
 
     def _until_done(self, batches: Batches) -> Iterator[Any]:
         """A batch for each step that is left; those that are skipped do not count."""
-        while self.meter.steps is None or self.meter.num < self.meter.steps:
+        while self.meter.steps is None or self._num_begun < self.meter.steps:
             try:
                 with naming_line("train"):
                     batch = next(batches)
             except StopIteration:
                 return
+            except BaseException:
+                self.end_begun()  # which has its line, whatever the data has
+                raise
             yield batch
+
+    @property
+    def _num_begun(self) -> int:
+        """Steps of this loop."""
+        return self.meter.num + (self.under_way is not None)
+
+    def _goes_ahead(
+        self, evaluate_every: int, saver: Checkpoints | None, attempt: Attempt | None
+    ) -> bool:
+        """Whether nobody asks for the coming step before the one behind it begins."""
+        if self._num_begun == 0 or not goes_ahead(self.run):
+            return False
+        number = self.start.position.steps + self._num_begun + 1
+        evaluates = evaluate_every and number % evaluate_every == 0
+        saves = saver and saver.waits
+        records = self.recorder.waits or self.watch.waits
+        return not (evaluates or saves or records or self.guard.waits or self.rate.waits or attempt)
 
     @property
     def _evaluated(self) -> bool:
@@ -339,11 +383,8 @@ class _Loop:
     def step(self, batch: Any) -> bool:
         """One step and its line; False if it was skipped. Its time is that since the last one, so that
         reading data counts."""
-        lr = self.rate.lr
-        if self.scheduled and self.options != self.rate.options:
-            self.options = self.rate.options
-            self.run.set_options(self.options)
-        number = self.done + 1
+        self.end_begun()
+        lr, number = self._set_options(), self.done + 1
         self.recorder.before_step(number)
         self.watch.before_step(number)
         result = self.guard.step(batch, number)
@@ -356,18 +397,53 @@ class _Loop:
             return False
         if self.scheduled:
             self.rate.advance(result.loss)
+        self._took(result, _Step(lr, self.run.trained, self._unread(number)))
+        return True
+
+    def begin(self, batch: Any) -> None:
+        """A step that nothing but the next one is to follow, whose device does not wait for us."""
+        lr = self._set_options()
+        step = self.run.begin(batch)
+        if self.batches:
+            self.batches.trained()
+        if self.scheduled:
+            self.rate.advance()
+        unread = self._unread(self.start.position.steps + self._num_begun + 1)
+        begun = step, _Step(lr, self.run.trained, unread)
+        self.end_begun()
+        self.under_way = begun
+
+    def end_begun(self) -> None:
+        """Wait for the step that has begun, if one has, and write its line."""
+        if self.under_way is not None:
+            (under_way, step), self.under_way = self.under_way, None
+            self._took(under_way.result(), step)
+
+    def _set_options(self) -> float:
+        """What the schedule says of the coming step; its learning rate."""
+        lr = self.rate.lr
+        if self.scheduled and self.options != self.rate.options:
+            self.options = self.rate.options
+            self.run.set_options(self.options)
+        return lr
+
+    def _unread(self, number: int) -> tuple[int, int]:
+        return self.notices.unread(self.batches.faults, number) if self.batches else (0, 0)
+
+    def _took(self, result: StepResult, step: _Step) -> None:
+        """The record of a step, and its line."""
         now = time.perf_counter()
-        seconds, self.since = now - self.since - self._say_compiled(), now
+        seconds, self.since = now - self.since - self.notices.compiled(), now
         self.meter.step(seconds)
-        retried, skipped = self._say_unread()
+        retried, skipped = step.unread
         record = Record(
             step=self.done,
             loss=result.loss,
             norm=result.norm,
-            lr=lr,
+            lr=step.lr,
             ms=1e3 * seconds,
-            per_second=self.meter.units / seconds,
-            mfu=self.meter.mfu(seconds),
+            per_second=unit_of(step.plan)[1] / seconds,
+            mfu=self.meter.mfu(step.plan, seconds),
             memory=self.meter.memory,
             metrics=dict(result.metrics),
             retried=retried,
@@ -379,49 +455,6 @@ class _Loop:
         if record.not_finite and (text := self.guard.not_finite(record)):
             self.lines.warning(record.step, text)
         self.callbacks.tell("on_step", record)
-        return True
-
-    def _say_unread(self) -> tuple[int, int]:
-        """How often reading the step's batch was tried again, and how many were left out before it, with
-        a line for each."""
-        if self.batches is None:
-            return 0, 0
-        self._say_partial()
-        faults, (retried, skipped) = self.batches.faults, self.unread
-        for text in faults.left_out[skipped:]:
-            self.lines.warning(self.done, f"a batch before it was left out: {text}")
-        self.unread = faults.retried, len(faults.left_out)
-        if self.unread[0] > retried:
-            times = self.unread[0] - retried
-            often = "once" if times == 1 else f"{times} times"
-            self.lines.warning(self.done, f"its data was read again, {often}")
-        return self.unread[0] - retried, self.unread[1] - skipped
-
-    def _say_partial(self) -> None:
-        """A line for each batch that was left out for its size."""
-        if self.batches is None:
-            return
-        found, plan = self.batches.faults.partial, self.run.plan
-        for rows in found[self.partial :]:
-            why = (
-                'last="drop"'
-                if self.policy.partial == "drop"
-                else (
-                    f"does not divide into {plan.num_data_ranks} data ranks x "
-                    f"{plan.num_microbatches} microbatches"
-                )
-            )
-            self.lines.warning(self.done, f"a batch of {rows} samples was left out: {why}")
-        self.partial = len(found)
-
-    def _say_compiled(self) -> float:
-        """A line for each plan that was made for batches of a new shape; the seconds that it took."""
-        new, self.told = self.run.compiled[self.told :], len(self.run.compiled)
-        for found in new:
-            shapes = shapes_text(found.plan.batch_shapes)
-            what = "training" if found.plan.train else "evaluation"
-            self.lines.note(f"compiled {what} for batches of {shapes}: {found.seconds:.1f} s")
-        return sum(found.seconds for found in new)
 
     def evaluate(self, data: Any) -> None:
         """The mean loss and metrics over all batches of other data, in the record of the last step."""
@@ -441,7 +474,7 @@ class _Loop:
             self.training.records[-1], evaluation=mean.loss, evaluation_metrics=mean.metrics
         )
         self.training.records[-1] = record
-        self._say_compiled()
+        self.notices.compiled()
         now = time.perf_counter()
         self.lines.evaluation(record, mean.num, now - begun)
         self.callbacks.tell("on_evaluation", record)
@@ -459,6 +492,12 @@ class _Loop:
         return self.training
 
 
+def goes_ahead(run: Run) -> bool:
+    """Whether a step is dispatched before it is done, so that the next one can be, too. Ranks of
+    torchrun would have to agree."""
+    return run.plan.device != "cpu" and run.workers.reading != "rank"
+
+
 def _prepare_evaluation(run: Run, data: Any) -> None:
     """Before the first step: what cannot be evaluated must not end a training that is done."""
     if callable(data) and run.workers.reading == "members":
@@ -468,16 +507,3 @@ def _prepare_evaluation(run: Run, data: Any) -> None:
 
 def _constant(optimizer: Any) -> LRScheduler:
     return LambdaLR(optimizer, lambda step: 1.0)
-
-
-def _check(steps: int | None, evaluate: Any, evaluate_every: int) -> None:
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise RunError(f"steps={steps!r}", legal="at least 1, or None: until the data ends")
-    if evaluate is None and evaluate_every:
-        raise RunError(
-            f"evaluate_every={evaluate_every}, but evaluate is missing", legal="evaluate=DATA"
-        )
-    if evaluate_every < 0:
-        raise RunError(f"evaluate_every={evaluate_every}", legal="steps between evaluations, or 0")
-    if evaluate is not None:
-        check_again(evaluate)

@@ -78,6 +78,11 @@ class LearningRate:
         return found
 
     @property
+    def waits(self) -> bool:
+        """Whether what comes next is known from the loss of the step before alone."""
+        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
+
+    @property
     def lr(self) -> float:
         """The learning rate of the coming step, of the first group."""
         return float(self._groups[0][0]["lr"])

@@ -32,15 +32,9 @@ class Meter:
         # The first step allocates and connects: it says nothing about the others.
         self._seconds = seconds if self.num <= 2 else KEPT * self._seconds + (1 - KEPT) * seconds
 
-    def mfu(self, seconds: float) -> float | None:
+    def mfu(self, plan: Plan, seconds: float) -> float | None:
         """The part of the devices' peak that the model's own floating-point operations make up."""
-        flops = self.run.trained.flops
-        return flops / seconds / self.peak if self.peak and flops else None
-
-    @property
-    def units(self) -> int:
-        """Of the last step."""
-        return unit_of(self.run.trained)[1]
+        return plan.flops / seconds / self.peak if self.peak and plan.flops else None
 
     @property
     def eta(self) -> float | None:

@@ -36,6 +36,11 @@ class NanGuard:
                 legal="lower(clip=1.0), or lower(clip=math.inf), which measures it and clips nothing",
             )
 
+    @property
+    def waits(self) -> bool:
+        """Whether a step may be skipped, or be the last."""
+        return self.on_nan != "go on"
+
     def step(self, batch: Any, number: int) -> StepResult:
         result = self.run.step(batch, skip_nan=self.skips)
         if not result.skipped:

@@ -18,6 +18,7 @@ from piper.runtime.launch.pool import Pool
 from piper.runtime.launch.reading import reference
 from piper.runtime.launch.torchrun_environment import under_torchrun
 from piper.training.checkpointing import newest
+from piper.training.data import check_again
 from piper.training.elastic import Elastic
 from piper.training.line import Log
 from piper.training.meter import unit_of
@@ -103,3 +104,16 @@ def opened(
         where = ranks_text(job.plan.history, job.plan.mesh)
         lines.note(f"{where}, precision {job.plan.precision}, plan {job.plan.content_hash()}")
         yield run, lines
+
+
+def check_steps(steps: int | None, evaluate: Any, evaluate_every: int) -> None:
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise RunError(f"steps={steps!r}", legal="at least 1, or None: until the data ends")
+    if evaluate is None and evaluate_every:
+        raise RunError(
+            f"evaluate_every={evaluate_every}, but evaluate is missing", legal="evaluate=DATA"
+        )
+    if evaluate_every < 0:
+        raise RunError(f"evaluate_every={evaluate_every}", legal="steps between evaluations, or 0")
+    if evaluate is not None:
+        check_again(evaluate)

@@ -72,6 +72,11 @@ class RecordedSteps:
         self.recording: Recording | None = None
         self.first = 0  # that is recorded
 
+    @property
+    def waits(self) -> bool:
+        """Whether there are steps to record."""
+        return self.recorded != self.steps
+
     def before_step(self, number: int) -> None:
         if number in self.steps and not self.recording and not self.recorded:
             self.recording = self.run.record(steps=self.steps.stop - number)

@@ -94,6 +94,11 @@ class Watch:
             more |= {"precision": str(plan.precision), "records": self.steps.every != 0}
             self.chronicle.begin(facts["step"], {**facts, **more})
 
+    @property
+    def waits(self) -> bool:
+        """Whether steps are recorded now and then."""
+        return self.steps.every != 0
+
     def before_step(self, number: int) -> None:
         self.steps.before_step(number)
 

@@ -37,8 +37,8 @@ from piper.runtime.transport.distributed import Communicators, DistributedTransp
 from piper.runtime.transport.gates import Gates
 from piper.runtime.transport.null import NullTransport
 from piper.runtime.transport.transport import Transport
+from piper.runtime.worker.ended_step import StepResults
 from piper.runtime.worker.heap import keep_memory
-from piper.runtime.worker.step_results import StepResults
 from piper.runtime.worker.storages import bytes_by_use, largest, measured_bytes, out_of_memory
 from piper.runtime.worker.torch_trace import profiled
 from piper.runtime.worker.worker import Worker

@@ -26,11 +26,12 @@ from piper.runtime.state.given import Given
 from piper.runtime.state.restore import restore
 from piper.runtime.transport.transport import Transport
 from piper.runtime.worker.buffers import pooled_tensors
+from piper.runtime.worker.ended_step import StepResults
 from piper.runtime.worker.functions import body_functions
 from piper.runtime.worker.handlers import Start, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.step_guard import Guard
-from piper.runtime.worker.step_results import StepResults
+from piper.runtime.worker.to_device import pinned, to_device
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
 from piper.stored.stored_pieces import StoredState
@@ -230,26 +231,16 @@ class Worker:
                 self.steps.last.drop_gradients()
             self.steps.last, self.steps.under_way = None, True
         num = self.plan.num_microbatches
-        leaves = self._pinned(leaves)
+        used = {slot.source for _, slot in self.batch_slots}
+        leaves = {name: pinned(leaves[name], self.device) for name in used}
         for index, slot in self.batch_slots:
             leaf = leaves[slot.source]
             rows = leaf.shape[0] // num
             part = leaf[slot.microbatch * rows : (slot.microbatch + 1) * rows]
             dtype = getattr(torch, slot.dtype) if part.is_floating_point() else part.dtype
-            self.slots[index] = part.to(self.device, dtype, non_blocking=True).contiguous()
+            self.slots[index] = to_device(part, self.device).to(dtype).contiguous()
         self.keys.load(self.slots)
         self.guard.begin()
-
-    def _pinned(self, leaves: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Leaves from where a device takes them without its host, which else waits for each copy."""
-        if self.device.type != "cuda":
-            return leaves
-        used = {slot.source for _, slot in self.batch_slots}
-        return {
-            name: leaf if leaf.is_cuda else leaf.pin_memory()
-            for name, leaf in leaves.items()
-            if name in used
-        }
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
         """From the next step on, parameter groups have these values, such as {"lr": 3e-4}."""

@@ -1,0 +1,149 @@
+"""Trainings whose steps begin before the last one is over, as on a GPU: the same records and state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+
+import piper
+from piper.api.run import Run
+from piper.strategies import parallel
+from piper.training import loop
+
+STEPS = 12
+
+
+def _batch(seed: int, rows: int = 8) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"x": torch.randn(rows, 4, generator=generator).double()}
+
+
+def _batches(num: int = STEPS) -> list[dict[str, Tensor]]:
+    """The third is smaller than others."""
+    return [_batch(seed, 4 if seed == 2 else 8) for seed in range(num)]
+
+
+def data(share: piper.Share) -> Iterator[Any]:
+    for batch in _batches():
+        yield {"x": batch["x"].chunk(2)[share.rank]}
+
+
+def _step(model: nn.Module, batch: dict[str, Tensor]) -> Any:
+    loss = (model(batch["x"]) - 1).square().mean()
+    return loss, {"twice": 2 * loss.detach()}
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.2), nn.Linear(6, 2)).double()
+
+
+@pytest.fixture(scope="module")
+def job() -> piper.Job:
+    program = piper.trace(_model, _batch(0), _step)
+    strategy = parallel(dp=2, zero=1, microbatches=2)
+    return program.apply(strategy).lower(optimizer=piper.adamw(lr=0.1), clip=1.0)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have trainings go ahead; the numbers of the steps that began so."""
+    own, found = Run.begin, []
+
+    def begin(self: Run, batch: Any = None) -> Any:
+        found.append(self.steps + 1)
+        return own(self, batch)
+
+    monkeypatch.setattr(Run, "begin", begin)
+    monkeypatch.setattr(loop, "goes_ahead", lambda run: True)
+    return found
+
+
+def _facts(training: piper.Training) -> list[dict[str, Any]]:
+    """All that does not depend on the time that it took."""
+    timed = {"ms": 0.0, "per_second": 0.0, "mfu": None, "memory": 0}
+    return [
+        msgspec.to_builtins(msgspec.structs.replace(record, **timed)) for record in training.records
+    ]
+
+
+def exponential(optimizer: Any) -> Any:
+    return ExponentialLR(optimizer, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("options", "ahead"),
+    [
+        ({}, range(2, 13)),
+        ({"steps": 7, "data": data}, range(2, 8)),
+        ({"lr_schedule": exponential, "epochs": 1}, range(2, 13)),
+        ({"evaluate": [_batch(50)], "evaluate_every": 4}, [2, 3, 5, 6, 7, 9, 10, 11]),
+        ({"lr_schedule": lambda o: ReduceLROnPlateau(o, patience=0)}, []),
+        ({"on_nan": "skip"}, []),
+        ({"watch": "127.0.0.1:0", "watch_every": 0, "log": "text"}, range(2, 13)),
+    ],
+    ids=["plain", "share", "schedule", "evaluation", "plateau", "skip", "watched"],
+)
+def test_records_and_state_are_the_same(
+    job: piper.Job, begun: list[int], options: dict[str, Any], ahead: Any, monkeypatch: Any
+) -> None:
+    options = {"log": "none", **options}
+    found, state = _trained(job, dict(options))
+    assert begun == list(ahead)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "goes_ahead", lambda run: False)
+        wanted, wanted_state = _trained(job, dict(options))
+    assert _facts(found) == _facts(wanted) and state == wanted_state
+    assert found.position == wanted.position
+
+
+def _trained(job: piper.Job, options: dict[str, Any]) -> tuple[piper.Training, dict[str, Any]]:
+    with job.launch("loopback") as run:
+        training = piper.train(run, options.pop("data", _batches()), **options)
+        return training, {name: tensor.tolist() for name, tensor in run.state_dict().items()}
+
+
+def test_checkpoints_have_what_they_would_have(
+    job: piper.Job, begun: list[int], tmp_path: Path
+) -> None:
+    """A step is waited for where it is saved, and as long as ranks write."""
+    wanted, state = _trained(job, {"steps": STEPS, "log": "none"})
+    begun.clear()
+    options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 5, "log": "none"}
+    piper.train(job, _batches(), steps=7, launch="loopback", **options)
+    assert 5 not in begun and {2, 3, 4} <= set(begun)
+    found = piper.train(job, _batches(), steps=STEPS, launch="loopback", resume=True, **options)
+    assert _facts(found) == _facts(wanted)
+    with job.resume(max(tmp_path.iterdir()), "loopback") as run:
+        assert {name: tensor.tolist() for name, tensor in run.state_dict().items()} == state
+
+
+def test_recorded_steps_are_waited_for(job: piper.Job, begun: list[int], tmp_path: Path) -> None:
+    path = tmp_path / "some.timeline"
+    piper.train(job, _batches(), launch="loopback", record=path, record_steps="3:5", log="none")
+    assert path.exists() and begun == list(range(5, 13))
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_step(self, record: Any) -> None:
+        self.steps.append(record.step)
+
+
+def test_data_that_fails_comes_behind_the_steps_before(job: piper.Job, begun: list[int]) -> None:
+    def failing() -> Iterator[dict[str, Tensor]]:
+        yield from _batches(5)
+        raise ValueError("no more")
+
+    heard = Heard()
+    with job.launch("loopback") as run, pytest.raises(ValueError, match="no more"):
+        piper.train(run, failing(), callbacks=[heard], log="none")
+    assert begun == [2, 3, 4, 5] and heard.steps == [1, 2, 3, 4, 5]
