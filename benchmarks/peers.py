@@ -66,7 +66,7 @@ class Row:
     ranks: int = RANKS
     compile: bool = False
     within: bool = False  # whether Piper also has to do with a peer's memory
-    finer: bool = False  # whether it may then take more and smaller microbatches
+    finer: bool = False  # whether it may then take twice as many microbatches, half as large
     halved: bool = (
         False  # whether microbatches are half as large and twice as many: DDP needs it to fit
     )
@@ -93,7 +93,7 @@ def _experts(schedule: str, *peers: str) -> Row:
     return Row(
         f"experts PP2 x EP2 {schedule}", options, peers or (f"experts:{schedule}",),
         stages=num_stages(schedule, 2), experts=True, wanted=0.95 if schedule == "1f1b" else 0.8,
-        within=True,
+        within=True, finer=True,
     )  # fmt: skip
 
 
