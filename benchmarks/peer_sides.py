@@ -121,7 +121,7 @@ def _recorded(side: PiperSide, path: str | None) -> dict[str, float]:
     return {
         "communication_ms": 1e3 * max(length(rank.talking) for rank in ranks),
         "bare_ms": 1e3 * max(rank.bare for rank in ranks),
-        "exchange_hidden": _hidden([row for row in rows if row.kind == "all_to_all"]),
+        "exchange_hidden": hidden([row for row in rows if row.kind == "all_to_all"]),
         "bound_ms": 1e3 * max(rank.least(rate) for rank in ranks),
     }
 
@@ -158,6 +158,7 @@ class _Rank:
         return max(length(self.computing), self.nbytes / rate if rate else 0.0)
 
 
-def _hidden(rows: list[Any]) -> float:
+def hidden(rows: list[Any]) -> float:
+    """The part of their time in which the rank computes."""
     seconds = sum(row.seconds for row in rows)
     return 1 - sum(row.exposed for row in rows) / seconds if seconds else 1.0
