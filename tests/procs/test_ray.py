@@ -72,10 +72,18 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def pool(cluster: str) -> Iterator[RayPool]:
-    """Four ranks, kept alive; a test that ends them starts others."""
+def kept(cluster: str) -> Iterator[RayPool]:
+    """Four ranks, kept alive."""
     with RayPool(4, address=cluster, mesh=MESH, spread="pp", timeout=30) as made:
         yield made
+
+
+@pytest.fixture
+def pool(kept: RayPool) -> RayPool:
+    """Other ones, where a test has failed after it ended them."""
+    if not kept.alive:
+        kept.restart()
+    return kept
 
 
 def _gone(pid: int) -> bool:
@@ -86,7 +94,7 @@ def _gone(pid: int) -> bool:
     return False
 
 
-def _soon(true: Callable[[], bool], seconds: float = 10) -> bool:
+def _soon(true: Callable[[], bool], seconds: float = 30) -> bool:  # of Ray, on a busy machine
     deadline = time.monotonic() + seconds
     while not true() and time.monotonic() < deadline:
         time.sleep(0.1)
