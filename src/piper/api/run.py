@@ -99,7 +99,8 @@ class Run:
         """Have a step begin, as `step` would do it; `result()` of what is returned waits for its end.
 
         With the next step begun before that, a GPU goes from one to the other without waiting for this
-        process. Two are under way at most. Whatever else is asked of the run waits for them.
+        process. Two are under way at most. Whatever else is asked of the run waits for them. A batch in
+        pinned memory of this process has to stay as it is until then.
         """
         begun = StepUnderWay(self._finish_first)
         if self.is_recording:
