@@ -12,6 +12,7 @@ from torch import nn
 import piper
 from piper.api.job import Job
 from piper.errors import RunError
+from piper.runtime.launch.pool_run import PoolRun
 from piper.runtime.worker.ended_step import StepResults
 from piper.strategies import parallel
 from tests.zoo import ADAMW, batches_of, program_of
@@ -42,9 +43,11 @@ def test_they_train_as_if_each_was_waited_for(adversary: bool, tmp_path: Path) -
         assert _bits(run.state_dict()) == wanted_bits
         assert all(each.over for each in begun)
         assert [each.result() for each in begun] == wanted
+        assert not (last := run.begin(batches[0])).over
+        assert run.optimizer_state() and last.over
         last = run.begin(batches[0])
         saved = run.save(tmp_path / "saved")
-        assert last.over and saved.steps == len(batches) + 1
+        assert last.over and saved.steps == len(batches) + 2
         run.begin(batches[1])
         assert run.step(batches[2]).loss < wanted[0].loss
 
@@ -129,6 +132,30 @@ def test_what_a_step_fails_with_is_raised_once_it_is_asked_for(
             with pytest.raises(RunError, match="lost"):
                 each.result()
         assert run.begin(good).result().loss > run.step(good).loss  # its own, not the second's
+
+
+def test_ranks_that_disagree_about_a_step_do_not_shift_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, good = _counted()
+    with job.launch("loopback") as run:
+        wanted = [run.step(good).loss for _ in range(3)]
+    own = PoolRun.finish
+
+    def finish(self: PoolRun) -> list[dict[str, Any]]:
+        found = own(self)
+        if not told:
+            told.append(found[0])
+            found[0] = {**found[0], "loss": 7.0}
+        return found
+
+    told: list[Any] = []
+    monkeypatch.setattr(PoolRun, "finish", finish)
+    with job.launch("loopback") as run:
+        begun = [run.begin(good), run.begin(good)]
+        with pytest.raises(RunError, match="ranks disagree about the loss"):
+            begun[1].result()
+        assert begun[1].result().loss == wanted[1] and run.step(good).loss == wanted[2]
 
 
 def test_or_by_the_next_command(monkeypatch: pytest.MonkeyPatch) -> None:

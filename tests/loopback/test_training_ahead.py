@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 import piper
 from piper.api.run import Run
+from piper.errors import RunError
+from piper.runtime.launch.pool_run import PoolRun
 from piper.strategies import parallel
 from piper.training import loop
 
@@ -77,6 +81,26 @@ def exponential(optimizer: Any) -> Any:
     return ExponentialLR(optimizer, 0.8)
 
 
+class Heard:
+    late = True
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_step(self, record: Any) -> None:
+        self.steps.append(record.step)
+
+
+class OnStep:
+    def on_step(self, record: Any) -> None:
+        """It may ask for what is true after the step."""
+
+
+class OnEnd(piper.Callback):
+    def on_end(self, training: piper.Training) -> None:
+        """Nothing of steps."""
+
+
 @pytest.mark.parametrize(
     ("options", "ahead"),
     [
@@ -86,9 +110,11 @@ def exponential(optimizer: Any) -> Any:
         ({"evaluate": [_batch(50)], "evaluate_every": 4}, [2, 3, 5, 6, 7, 9, 10, 11]),
         ({"lr_schedule": lambda o: ReduceLROnPlateau(o, patience=0)}, []),
         ({"on_nan": "skip"}, []),
+        ({"callbacks": [OnStep()]}, []),
+        ({"callbacks": [Heard(), OnEnd()]}, range(2, 13)),
         ({"watch": "127.0.0.1:0", "watch_every": 0, "log": "text"}, range(2, 13)),
     ],
-    ids=["plain", "share", "schedule", "evaluation", "plateau", "skip", "watched"],
+    ids=["plain", "share", "schedule", "evaluation", "plateau", "skip", "hears", "late", "watched"],
 )
 def test_records_and_state_are_the_same(
     job: piper.Job, begun: list[int], options: dict[str, Any], ahead: Any, monkeypatch: Any
@@ -130,14 +156,6 @@ def test_recorded_steps_are_waited_for(job: piper.Job, begun: list[int], tmp_pat
     assert path.exists() and begun == list(range(5, 13))
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def on_step(self, record: Any) -> None:
-        self.steps.append(record.step)
-
-
 def test_data_that_fails_comes_behind_the_steps_before(job: piper.Job, begun: list[int]) -> None:
     def failing() -> Iterator[dict[str, Tensor]]:
         yield from _batches(5)
@@ -147,3 +165,35 @@ def test_data_that_fails_comes_behind_the_steps_before(job: piper.Job, begun: li
     with job.launch("loopback") as run, pytest.raises(ValueError, match="no more"):
         piper.train(run, failing(), callbacks=[heard], log="none")
     assert begun == [2, 3, 4, 5] and heard.steps == [1, 2, 3, 4, 5]
+
+
+def test_a_step_that_cannot_begin_comes_behind_the_ones_before(
+    job: piper.Job, begun: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, own = Heard(), PoolRun.begin
+
+    def begin(self: PoolRun, leaves: Any, *, role: str = "train") -> None:
+        if begun[-1] == 4:
+            raise RunError("not this one")
+        own(self, leaves, role=role)
+
+    monkeypatch.setattr(PoolRun, "begin", begin)
+    with job.launch("loopback") as run, pytest.raises(RunError, match="not this one"):
+        piper.train(run, _batches(), callbacks=[heard], log="none")
+    assert heard.steps == [1, 2, 3]
+
+
+def test_who_is_asked_to_end_in_the_last_step_stops_there(
+    job: piper.Job, begun: list[int], tmp_path: Path
+) -> None:
+    class Asks(Heard):
+        def on_step(self, record: Any) -> None:
+            if record.step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    training = piper.train(
+        job, _batches(), steps=5, launch="loopback", callbacks=[Asks()], checkpoint=tmp_path,
+        evaluate=[_batch(50)], log="none",
+    )  # fmt: skip
+    assert begun == [2, 3, 4, 5]
+    assert training.stopped and training.saved and training.evaluation is None

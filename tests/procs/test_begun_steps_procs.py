@@ -2,16 +2,26 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 import piper
 from piper.errors import RunError
 from piper.strategies import parallel
+from piper.training import loop
+from tests.procs import tiny
 from tests.procs.conftest import GetPool
 from tests.zoo import ADAMW, batches_of, program_of
 
 pytestmark = pytest.mark.xdist_group("procs")
+
+
+def failing(share: piper.Share) -> Iterator[torch.Tensor]:
+    for seed in range(4):
+        yield tiny.batch(seed).chunk(2)[share.rank]
+    raise OSError("disk")
 
 
 def test_they_train_as_if_each_was_waited_for(pool: GetPool) -> None:
@@ -39,3 +49,15 @@ def test_a_rank_that_is_killed_meanwhile() -> None:
         assert again.value is found.value
         with pytest.raises(RunError, match="the worker processes have ended"):
             run.begin(batch)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_data_that_fails_is_the_error_of_a_training_that_goes_ahead(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks are gone, with the step that was under way."""
+    monkeypatch.setattr(loop, "goes_ahead", lambda run: ahead)
+    program = piper.trace(tiny.model, tiny.batch(), tiny.step)
+    job = program.apply(parallel(dp=2)).lower(optimizer=ADAMW)
+    with pytest.raises(RunError, match=r"failed in fetch: OSError: disk"):
+        piper.train(job, failing, launch="local", log="none")

@@ -99,8 +99,8 @@ class Run:
         """Have a step begin, as `step` would do it; `result()` of what is returned waits for its end.
 
         With the next step begun before that, a GPU goes from one to the other without waiting for this
-        process. Two are under way at most. Whatever else is asked of the run waits for them. A batch in
-        pinned memory of this process has to stay as it is until then.
+        process. Two are under way at most. Whatever else is asked of the run waits for them. A batch
+        on the GPU has to stay as it is until then.
         """
         begun = StepUnderWay(self._finish_first)
         if self.is_recording:
@@ -121,12 +121,17 @@ class Run:
         """Wait for the step that was begun first; if that fails, those behind it have, too."""
         try:
             with self._advised():
-                result = step_result(self._alive().finish())
+                found = self._alive().finish()
         except BaseException as error:
             while self._begun:
                 self._begun.popleft().fail(error)
             raise
-        self._begun.popleft().end(result)
+        first = self._begun.popleft()
+        try:
+            first.end(step_result(found))
+        except RunError as error:
+            first.fail(error)
+            raise
 
     def _to_train(self, batch: Any) -> tuple[dict[str, Tensor] | None, str]:
         """The tensors that a step was given, if any, and what the ranks call the plan for them."""
@@ -447,7 +452,7 @@ class Run:
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         """Per trained parameter, what its optimizer keeps, whole and by torch's names, such as
         `exp_avg`; before the first step, nothing."""
-        state = whole_state(self.plan, self.workers.tensors("state"))
+        state = whole_state(self.plan, self._open().tensors("state"))
         return {unquote(name): pieces for name, pieces in state.items()}
 
     def differing_replicas(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from piper.sim.simulate import simulate
 _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves more
 _REUSE = (ONCE, 1)  # what lies between is better left to buckets that are kept
 _BESIDE = 2  # microbatches: one computes while the other one communicates
-_NO_MORE = "no more are faster, and no memory limit was given"
+_NO_MORE = "no more are faster"
 _CLOSE = 1.03  # what simulated steps do not tell apart
 _AGAIN: tuple[Again, ...] = ("expensive", "nothing")
 _UNBOUND = (
@@ -67,47 +67,66 @@ def choose_cadences(
     split = _Open(graph.splits[-1].origin) if graph.splits else None
     if limit is None:
         cadences = tuple(_unbound(each, graph.num_microbatches) for each in found)
-        return _no_more_than_pay(graph, cadences, split, machine, attempt)
+        return _no_more_than_pay(graph, cadences, attempt(cadences), machine, attempt)
     search = _Search(found, split, limit, attempt)
     spoken = any(node.recompute for node in graph.chunks)
     tried = [search.best(_reason(limit, []))]
     plain = tried[0].plan
     beside = 0 if tried[0].fits else _beside_each_other(graph, plain)
     if beside > 1:
-        tried.append(search.fewer(beside, _reason(limit, tried)))
+        tried += search.fewer(beside, _reason(limit, tried))
     for again in () if spoken or not (found or split) else _AGAIN:
         if tried[-1].fits and tried[-1].moves_least and not tried[-1].under_way:
             break
         reason = _reason(limit, tried)
         tried.append(search.best(reason, again=again))
         if beside > 1 and not tried[-1].fits:
-            tried.append(search.fewer(beside, reason, again=again))
+            tried += search.fewer(beside, reason, again=again)
     fitting = [each for each in tried if each.fits]
     if not fitting:
         return min(tried, key=lambda each: each.nbytes).cadences
     if any(each.under_way for each in fitting):
         return _soonest(fitting, plain, machine).cadences
-    return min(fitting, key=lambda each: choice_seconds(each.plan, plain, machine)).cadences
+    best = min(fitting, key=lambda each: choice_seconds(each.plan, plain, machine))
+    return _no_more_than_pay(graph, best.cadences, best.plan, machine, attempt, limit)
 
 
 def _no_more_than_pay(
     graph: Graph,
     cadences: tuple[Cadence, ...],
-    split: _Open | None,
+    plan: Plan,
     machine: Machine,
     attempt: Callable[[tuple[Cadence, ...]], Plan],
+    limit: int | None = None,
 ) -> tuple[Cadence, ...]:
     """With the fewest microbatches beside each other that are about as fast as all of them."""
-    plan = attempt(cadences)
     beside = _beside_each_other(graph, plan)
-    if split is None or beside <= _BESIDE:
+    if beside <= _BESIDE:
         return cadences
     enough = _CLOSE * _simulated(plan, machine)
-    for under_way in range(_BESIDE, beside):
-        fewer = (*cadences, replace(_cadence(split, 1, 1, _NO_MORE), under_way=under_way))
-        if _simulated(attempt(fewer), machine) <= enough:
+    for under_way in _numbers(_BESIDE, beside):
+        fewer = _with_fewer(cadences, graph.splits[-1].origin, under_way)
+        plan = attempt(fewer)
+        fits = limit is None or most_bytes(plan) <= limit
+        if fits and _simulated(plan, machine) <= enough:
             return fewer
     return cadences
+
+
+def _with_fewer(cadences: tuple[Cadence, ...], origin: int, under_way: int) -> tuple[Cadence, ...]:
+    """With so many microbatches under way, as is said of a `split`."""
+    others = tuple(each for each in cadences if each.origin != origin)
+    known = next((each for each in cadences if each.origin == origin), None)
+    about = known or Cadence(origin, None, None, _NO_MORE)
+    return (*others, replace(about, under_way=under_way))
+
+
+def _numbers(least: int, end: int) -> Iterator[int]:
+    """From `least` to below `end`, at growing distances: 1, 2, 3, 4, 6, 8, 12, ..."""
+    number = least
+    while number < end:
+        yield number
+        number += max(1, number // 2 if number & (number - 1) == 0 else number // 3)
 
 
 def _soonest(fitting: list[_Found], plain: Plan, machine: Machine) -> _Found:
@@ -183,16 +202,15 @@ class _Search:
     limit: int
     attempt: Callable[[tuple[Cadence, ...]], Plan]
 
-    def fewer(self, beside: int, reason: str, *, again: Again = "") -> _Found:
-        """With as many microbatches under way as fit, fewer than those that were `beside` each other."""
-        found = self.best(reason, again=again, under_way=1)
-        good, bad = 1, beside if found.fits else 2
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            more = self.best(reason, again=again, under_way=middle)
-            good, bad = (middle, bad) if more.fits else (good, middle)
-            found = more if more.fits else found
-        return found
+    def fewer(self, beside: int, reason: str, *, again: Again = "") -> list[_Found]:
+        """With fewer microbatches under way than those that were `beside` each other: all that fit of
+        some numbers, or one."""
+        found: list[_Found] = []
+        for under_way in _numbers(1, beside):
+            found.append(self.best(reason, again=again, under_way=under_way))
+            if under_way >= _BESIDE and not found[-1].fits:
+                break
+        return [each for each in found if each.fits] or found[:1]
 
     def best(self, reason: str, *, again: Again = "", under_way: int = 0) -> _Found:
         """What fits and moves the fewest bytes, else what takes least memory."""

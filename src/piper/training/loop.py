@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -292,7 +293,9 @@ class _Loop:
                     self.lines.note(f"more ranks are there: launched again after step {self.done}")
                     attempt.outgrown = True
                     return self.training
-        self.end_begun()
+        if self.under_way is not None:
+            self.end_begun()
+            self.training.stopped = asked_to_end()
         if self.steps is not None and self.done < self.steps and not self.training.stopped:
             raise RunError(
                 f"the data ended after {self.done} of {self.steps} steps",
@@ -326,7 +329,7 @@ class _Loop:
             except StopIteration:
                 return
             except BaseException:
-                self.end_begun()  # which has its line, whatever the data has
+                self._end_last()
                 raise
             yield batch
 
@@ -344,8 +347,8 @@ class _Loop:
         number = self.start.position.steps + self._num_begun + 1
         evaluates = evaluate_every and number % evaluate_every == 0
         saves = saver and saver.waits
-        records = self.recorder.waits or self.watch.waits
-        return not (evaluates or saves or records or self.guard.waits or self.rate.waits or attempt)
+        told = self.recorder.waits or self.watch.waits or self.callbacks.wait
+        return not (evaluates or saves or told or self.guard.waits or self.rate.waits or attempt)
 
     @property
     def _evaluated(self) -> bool:
@@ -403,15 +406,23 @@ class _Loop:
     def begin(self, batch: Any) -> None:
         """A step that nothing but the next one is to follow, whose device does not wait for us."""
         lr = self._set_options()
-        step = self.run.begin(batch)
+        try:
+            step = self.run.begin(batch)
+        except BaseException:
+            self._end_last()
+            raise
+        plan = self.run.trained
         if self.batches:
             self.batches.trained()
         if self.scheduled:
             self.rate.advance()
-        unread = self._unread(self.start.position.steps + self._num_begun + 1)
-        begun = step, _Step(lr, self.run.trained, unread)
         self.end_begun()
-        self.under_way = begun
+        self.under_way = step, _Step(lr, plan, self._unread(self.done + 1))
+
+    def _end_last(self) -> None:
+        """The step that has begun has its line, if there still is one, whatever comes behind it."""
+        with contextlib.suppress(Exception):
+            self.end_begun()
 
     def end_begun(self) -> None:
         """Wait for the step that has begun, if one has, and write its line."""

@@ -9,7 +9,7 @@ import torch
 
 from piper.plan.keys import indexes_in, key_of
 from piper.plan.types import Plan, RankPlan
-from piper.runtime.worker.to_device import pinned, to_device
+from piper.runtime.worker.to_device import lent, to_device
 
 if TYPE_CHECKING:
     from piper.runtime.worker.worker import Worker
@@ -50,7 +50,7 @@ class Keys:
                 for _, indexes, microbatch in self.slots
                 for index in indexes
             ]
-            given = pinned(torch.tensor(numbers, dtype=torch.int64), self.device)
+            given = lent(torch.tensor(numbers, dtype=torch.int64), self.device)
             keys = to_device(given, self.device)
             sizes = [len(indexes) for _, indexes, _ in self.slots]
             for (number, _, _), part in zip(self.slots, keys.split(sizes), strict=True):

@@ -6,11 +6,20 @@ import torch
 from torch import Tensor
 
 
-def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Where a device takes it by itself, if it has to be brought there."""
-    return tensor.pin_memory() if device.type == "cuda" and not tensor.is_cuda else tensor
+def lent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Where the device's current stream takes it by itself, when it comes so far: memory of the host
+    that is our own, or what lies on the device, kept for the stream."""
+    if device.type != "cuda":
+        return tensor
+    if tensor.is_cuda:
+        stream = torch.cuda.current_stream(device)
+        stream.wait_stream(torch.cuda.default_stream(device))
+        tensor.record_stream(stream)
+        return tensor
+    own = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return own.copy_(tensor)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Of what is `pinned`, or a part of it, the copy is in the order of the stream alone."""
+    """Of what is `lent`, or a part of it, the copy is in the order of the stream alone."""
     return tensor.to(device, non_blocking=True)

@@ -31,7 +31,7 @@ from piper.runtime.worker.functions import body_functions
 from piper.runtime.worker.handlers import Start, prepare
 from piper.runtime.worker.key_slots import Keys, Steps
 from piper.runtime.worker.step_guard import Guard
-from piper.runtime.worker.to_device import pinned, to_device
+from piper.runtime.worker.to_device import lent, to_device
 from piper.runtime.worker.update import Updater
 from piper.runtime.worker.weights import Weights
 from piper.stored.stored_pieces import StoredState
@@ -232,7 +232,7 @@ class Worker:
             self.steps.last, self.steps.under_way = None, True
         num = self.plan.num_microbatches
         used = {slot.source for _, slot in self.batch_slots}
-        leaves = {name: pinned(leaves[name], self.device) for name in used}
+        leaves = {name: lent(leaves[name], self.device) for name in used}
         for index, slot in self.batch_slots:
             leaf = leaves[slot.source]
             rows = leaf.shape[0] // num
