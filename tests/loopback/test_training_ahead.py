@@ -1,4 +1,4 @@
-"""Trainings whose steps begin before the last one is over, as on a GPU: the same records and state."""
+"""Trainings whose steps begin before the last one is over: the same records and state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from piper.api.run import Run
 from piper.errors import RunError
 from piper.runtime.launch.pool_run import PoolRun
 from piper.strategies import parallel
-from piper.training import loop
 
 STEPS = 12
 
@@ -57,7 +56,7 @@ def job() -> piper.Job:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have trainings go ahead; the numbers of the steps that began so."""
+    """The numbers of the steps that began before the last one was over."""
     own, found = Run.begin, []
 
     def begin(self: Run, batch: Any = None) -> Any:
@@ -65,7 +64,6 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return own(self, batch)
 
     monkeypatch.setattr(Run, "begin", begin)
-    monkeypatch.setattr(loop, "goes_ahead", lambda run: True)
     return found
 
 
@@ -82,23 +80,11 @@ def exponential(optimizer: Any) -> Any:
 
 
 class Heard:
-    late = True
-
     def __init__(self) -> None:
         self.steps: list[int] = []
 
     def on_step(self, record: Any) -> None:
         self.steps.append(record.step)
-
-
-class OnStep:
-    def on_step(self, record: Any) -> None:
-        """It may ask for what is true after the step."""
-
-
-class OnEnd(piper.Callback):
-    def on_end(self, training: piper.Training) -> None:
-        """Nothing of steps."""
 
 
 @pytest.mark.parametrize(
@@ -110,21 +96,19 @@ class OnEnd(piper.Callback):
         ({"evaluate": [_batch(50)], "evaluate_every": 4}, [2, 3, 5, 6, 7, 9, 10, 11]),
         ({"lr_schedule": lambda o: ReduceLROnPlateau(o, patience=0)}, []),
         ({"on_nan": "skip"}, []),
-        ({"callbacks": [OnStep()]}, []),
-        ({"callbacks": [Heard(), OnEnd()]}, range(2, 13)),
+        ({"callbacks": [Heard()]}, range(2, 13)),
         ({"watch": "127.0.0.1:0", "watch_every": 0, "log": "text"}, range(2, 13)),
     ],
-    ids=["plain", "share", "schedule", "evaluation", "plateau", "skip", "hears", "late", "watched"],
+    ids=["plain", "share", "schedule", "evaluation", "plateau", "skip", "hears", "watched"],
 )
 def test_records_and_state_are_the_same(
-    job: piper.Job, begun: list[int], options: dict[str, Any], ahead: Any, monkeypatch: Any
+    job: piper.Job, begun: list[int], options: dict[str, Any], ahead: Any
 ) -> None:
     options = {"log": "none", **options}
-    found, state = _trained(job, dict(options))
+    found, state = _trained(job, {"ahead": True, **options})
     assert begun == list(ahead)
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "goes_ahead", lambda run: False)
-        wanted, wanted_state = _trained(job, dict(options))
+    wanted, wanted_state = _trained(job, dict(options))
+    assert begun == list(ahead)  # a training waits for each step, if it is not asked
     assert _facts(found) == _facts(wanted) and state == wanted_state
     assert found.position == wanted.position
 
@@ -140,8 +124,8 @@ def test_checkpoints_have_what_they_would_have(
 ) -> None:
     """A step is waited for where it is saved, and as long as ranks write."""
     wanted, state = _trained(job, {"steps": STEPS, "log": "none"})
-    begun.clear()
     options: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 5, "log": "none"}
+    options["ahead"] = True
     piper.train(job, _batches(), steps=7, launch="loopback", **options)
     assert 5 not in begun and {2, 3, 4} <= set(begun)
     found = piper.train(job, _batches(), steps=STEPS, launch="loopback", resume=True, **options)
@@ -152,7 +136,9 @@ def test_checkpoints_have_what_they_would_have(
 
 def test_recorded_steps_are_waited_for(job: piper.Job, begun: list[int], tmp_path: Path) -> None:
     path = tmp_path / "some.timeline"
-    piper.train(job, _batches(), launch="loopback", record=path, record_steps="3:5", log="none")
+    piper.train(
+        job, _batches(), launch="loopback", record=path, record_steps="3:5", log="none", ahead=True
+    )
     assert path.exists() and begun == list(range(5, 13))
 
 
@@ -163,7 +149,7 @@ def test_data_that_fails_comes_behind_the_steps_before(job: piper.Job, begun: li
 
     heard = Heard()
     with job.launch("loopback") as run, pytest.raises(ValueError, match="no more"):
-        piper.train(run, failing(), callbacks=[heard], log="none")
+        piper.train(run, failing(), callbacks=[heard], log="none", ahead=True)
     assert begun == [2, 3, 4, 5] and heard.steps == [1, 2, 3, 4, 5]
 
 
@@ -179,7 +165,7 @@ def test_a_step_that_cannot_begin_comes_behind_the_ones_before(
 
     monkeypatch.setattr(PoolRun, "begin", begin)
     with job.launch("loopback") as run, pytest.raises(RunError, match="not this one"):
-        piper.train(run, _batches(), callbacks=[heard], log="none")
+        piper.train(run, _batches(), callbacks=[heard], log="none", ahead=True)
     assert heard.steps == [1, 2, 3]
 
 
@@ -193,7 +179,16 @@ def test_who_is_asked_to_end_in_the_last_step_stops_there(
 
     training = piper.train(
         job, _batches(), steps=5, launch="loopback", callbacks=[Asks()], checkpoint=tmp_path,
-        evaluate=[_batch(50)], log="none",
+        evaluate=[_batch(50)], log="none", ahead=True,
     )  # fmt: skip
     assert begun == [2, 3, 4, 5]
     assert training.stopped and training.saved and training.evaluation is None
+
+
+def test_only_where_nobody_has_to_agree(job: piper.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match="ahead=1"):
+        piper.train(job, _batches(), launch="loopback", log="none", ahead=1)  # type: ignore[arg-type]
+    with job.launch("loopback") as run:
+        monkeypatch.setattr(type(run.workers.pool), "reading", "rank")
+        with pytest.raises(RunError, match="ahead=True under torchrun"):
+            piper.train(run, _batches(), log="none", ahead=True)

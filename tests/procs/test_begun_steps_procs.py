@@ -10,7 +10,6 @@ import torch
 import piper
 from piper.errors import RunError
 from piper.strategies import parallel
-from piper.training import loop
 from tests.procs import tiny
 from tests.procs.conftest import GetPool
 from tests.zoo import ADAMW, batches_of, program_of
@@ -52,12 +51,9 @@ def test_a_rank_that_is_killed_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_data_that_fails_is_the_error_of_a_training_that_goes_ahead(
-    ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_fails_is_the_error_of_a_training_that_goes_ahead(ahead: bool) -> None:
     """Its ranks are gone, with the step that was under way."""
-    monkeypatch.setattr(loop, "goes_ahead", lambda run: ahead)
     program = piper.trace(tiny.model, tiny.batch(), tiny.step)
     job = program.apply(parallel(dp=2)).lower(optimizer=ADAMW)
     with pytest.raises(RunError, match=r"failed in fetch: OSError: disk"):
-        piper.train(job, failing, launch="local", log="none")
+        piper.train(job, failing, launch="local", log="none", ahead=ahead)

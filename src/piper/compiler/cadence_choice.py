@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from piper.sim.simulate import simulate
 _REDUCE = (ONCE, 1)  # what lies between takes as much memory as ONCE, and moves more
 _REUSE = (ONCE, 1)  # what lies between is better left to buckets that are kept
 _BESIDE = 2  # microbatches: one computes while the other one communicates
+_TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of them
 _NO_MORE = "no more are faster"
 _CLOSE = 1.03  # what simulated steps do not tell apart
 _AGAIN: tuple[Again, ...] = ("expensive", "nothing")
@@ -104,7 +105,7 @@ def _no_more_than_pay(
     if beside <= _BESIDE:
         return cadences
     enough = _CLOSE * _simulated(plan, machine)
-    for under_way in _numbers(_BESIDE, beside):
+    for under_way in (number for number in _TRIED if _BESIDE <= number < beside):
         fewer = _with_fewer(cadences, graph.splits[-1].origin, under_way)
         plan = attempt(fewer)
         fits = limit is None or most_bytes(plan) <= limit
@@ -119,14 +120,6 @@ def _with_fewer(cadences: tuple[Cadence, ...], origin: int, under_way: int) -> t
     known = next((each for each in cadences if each.origin == origin), None)
     about = known or Cadence(origin, None, None, _NO_MORE)
     return (*others, replace(about, under_way=under_way))
-
-
-def _numbers(least: int, end: int) -> Iterator[int]:
-    """From `least` to below `end`, at growing distances: 1, 2, 3, 4, 6, 8, 12, ..."""
-    number = least
-    while number < end:
-        yield number
-        number += max(1, number // 2 if number & (number - 1) == 0 else number // 3)
 
 
 def _soonest(fitting: list[_Found], plain: Plan, machine: Machine) -> _Found:
@@ -206,7 +199,7 @@ class _Search:
         """With fewer microbatches under way than those that were `beside` each other: all that fit of
         some numbers, or one."""
         found: list[_Found] = []
-        for under_way in _numbers(1, beside):
+        for under_way in (number for number in _TRIED if number < beside):
             found.append(self.best(reason, again=again, under_way=under_way))
             if under_way >= _BESIDE and not found[-1].fits:
                 break

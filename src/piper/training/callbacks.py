@@ -13,11 +13,8 @@ from piper.training.records import Record, Training
 class Callback:
     """Override what you want to hear of. Any object with some of these methods will do.
 
-    Under torchrun rank 0 alone is told, so that a callback must not ask the run for anything. One that
-    is `late` may be told of a step when the next one has begun, so that no GPU waits for it.
+    Under torchrun rank 0 alone is told, so that a callback must not ask the run for anything.
     """
-
-    late = False
 
     def on_start(self, facts: dict[str, Any]) -> None:
         """Training begins after `step` steps: `steps` in all, `ranks`, `mesh`, `plan` and `unit`."""
@@ -49,8 +46,6 @@ class Callbacks:
             _check(callback)
         self.callbacks = list(callbacks)
         self.silent = False
-        # Whether one hears of a step before the next one begins.
-        self.wait = any(_hears(callback) and not _is_late(callback) for callback in callbacks)
         self.before_raising: Callable[[], None] = lambda: None
 
     def tell(self, event: str, fact: Any) -> None:
@@ -74,17 +69,6 @@ class Callbacks:
             self.tell("on_failure", error)
         except PiperError as another:
             error.add_note(f"then {another}")
-
-
-def _hears(callback: Any) -> bool:
-    """Whether it wants to be told of steps."""
-    return getattr(type(callback), "on_step", None) is not Callback.on_step and hasattr(
-        callback, "on_step"
-    )
-
-
-def _is_late(callback: Any) -> bool:
-    return bool(getattr(callback, "late", False))
 
 
 def _check(callback: Any) -> None:

@@ -17,8 +17,6 @@ class JsonLines(Callback):
     """Adds a JSON object with an `event` to a file for all that happens. Training that goes on after an
     earlier step says so by the `step` of its start: lines of later steps before it are void."""
 
-    late = True
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
 
@@ -53,8 +51,6 @@ class JsonLines(Callback):
 class TensorBoard(Callback):
     """Curves of loss, norm, learning rate, speed, memory and evaluation in a folder of TensorBoard's.
     Training that goes on after an earlier step replaces the points of later ones."""
-
-    late = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)

@@ -47,6 +47,7 @@ from piper.training.meter import Meter, unit_of
 from piper.training.nan_guard import NanGuard, OnNan, check_on_nan
 from piper.training.notices import Notices
 from piper.training.opening import (
+    check_ahead,
     check_importable,
     check_job,
     check_options,
@@ -88,6 +89,7 @@ def train(
     record_steps: str | range | None = None,
     watch: bool | str = False,
     watch_every: int | None = None,
+    ahead: bool = False,
     **launch_options: Any,
 ) -> Training:
     """Train for `steps` steps, or for `epochs` passes through the data; with neither, until it ends.
@@ -121,6 +123,8 @@ def train(
     With `watch` a browser on this machine follows the training at the address that is printed, or where
     "HOST:PORT" says. One step in `watch_every` is recorded for it, by default as many as take a
     hundredth of the time; 0 records none.
+    With `ahead` a step begins before the line of the one before is written and callbacks are told of
+    it, where nothing else is to be done between them, so that a GPU does not wait for this process.
     """
     with naming_line("train"):
         check_job(job)
@@ -136,6 +140,7 @@ def train(
         check_data(data)
         check_policy(data, policy)
         address = watched_at(watch, watch_every, log)
+        check_ahead(ahead, job, launch)
     recorder = RecordedSteps(record, checked_steps(record, record_steps, steps))
 
     told = Callbacks(callbacks)
@@ -152,6 +157,7 @@ def train(
             recorder.begin(run, lines)
             guard = NanGuard(run, on_nan)
             loop = _Loop(run, lines, steps, lr_schedule, guard, begun, told, policy, recorder, view)
+            loop.ahead = ahead
             if checkpoint is None:
                 return loop.train(data, evaluate, evaluate_every)
             every = checkpoint_every or 0
@@ -244,7 +250,7 @@ class _Loop:
         self.training = Training(self.meter.unit, list(start.records))
         self.begun = self.since = time.perf_counter()
         self.batches: Batches | None = None
-        # A step whose result is asked for when the next one has begun.
+        self.ahead = False  # whether a step may begin before the result of the last is asked for
         self.under_way: tuple[StepUnderWay, _Step] | None = None
 
     @property
@@ -342,12 +348,12 @@ class _Loop:
         self, evaluate_every: int, saver: Checkpoints | None, attempt: Attempt | None
     ) -> bool:
         """Whether nobody asks for the coming step before the one behind it begins."""
-        if self._num_begun == 0 or not goes_ahead(self.run):
+        if self._num_begun == 0 or not self.ahead:
             return False
         number = self.start.position.steps + self._num_begun + 1
         evaluates = evaluate_every and number % evaluate_every == 0
         saves = saver and saver.waits
-        told = self.recorder.waits or self.watch.waits or self.callbacks.wait
+        told = self.recorder.waits or self.watch.waits
         return not (evaluates or saves or told or self.guard.waits or self.rate.waits or attempt)
 
     @property
@@ -501,12 +507,6 @@ class _Loop:
         self.lines.end(self.training)
         self.callbacks.tell("on_end", self.training)
         return self.training
-
-
-def goes_ahead(run: Run) -> bool:
-    """Whether a step is dispatched before it is done, so that the next one can be, too. Ranks of
-    torchrun would have to agree."""
-    return run.plan.device != "cpu" and run.workers.reading != "rank"
 
 
 def _prepare_evaluation(run: Run, data: Any) -> None:

@@ -68,11 +68,14 @@ def check_importable(job: Job | Run | Elastic, launch: str | Pool, data: Any) ->
 
 def speaks(job: Job | Run | Elastic, launch: str | Pool) -> bool:
     """Whether this process says what happens: of several ranks of torchrun the first does."""
+    return not _is_rank(job, launch) or os.environ.get("RANK") == "0"
+
+
+def _is_rank(job: Job | Run | Elastic, launch: str | Pool) -> bool:
+    """Whether this process is one of torchrun's ranks."""
     if isinstance(job, Run):
-        alone = job.workers.reading != "rank"
-    else:
-        alone = launch != "torchrun" and not (launch == "auto" and under_torchrun())
-    return alone or os.environ.get("RANK") == "0"
+        return job.workers.reading == "rank"
+    return launch == "torchrun" or (launch == "auto" and under_torchrun())
 
 
 @contextlib.contextmanager
@@ -104,6 +107,16 @@ def opened(
         where = ranks_text(job.plan.history, job.plan.mesh)
         lines.note(f"{where}, precision {job.plan.precision}, plan {job.plan.content_hash()}")
         yield run, lines
+
+
+def check_ahead(ahead: bool, job: Job | Run | Elastic, launch: str | Pool) -> None:
+    if not isinstance(ahead, bool):
+        raise RunError(f"ahead={ahead!r}", legal="True or False")
+    if ahead and _is_rank(job, launch):
+        raise RunError(
+            "ahead=True under torchrun, whose ranks would have to agree what is due",
+            legal='launch="local" or "ray"; or run.begin(batch) in a loop of your own',
+        )
 
 
 def check_steps(steps: int | None, evaluate: Any, evaluate_every: int) -> None:
